@@ -241,20 +241,20 @@ def _folder_problem(path: Path) -> str | None:
     return None
 
 
-class OtherFormat(Exception):
-    """The `format` of a JSON file is another."""
+class Misfit(Exception):
+    """JSON does not have the keys and types that it should: where, and what is wrong."""
 
 
-class OtherVersion(Exception):
-    """A JSON file has another `version`; `writer` is the program that wrote it."""
+class OtherFormat(Misfit):
+    """Its key `format` is another."""
+
+
+class OtherVersion(Misfit):
+    """Its key `version` is another; `writer` is the program that wrote it."""
 
     def __init__(self, version: object, writer: object) -> None:
         quoted, self.writer = (ascii(text)[1:-1][:40] for text in (str(version), str(writer)))
         super().__init__(f"format {quoted}, written by {self.writer}")
-
-
-class Misfit(Exception):
-    """JSON does not have the keys and types that it should: where, and what is wrong."""
 
 
 def parse_file(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
@@ -269,7 +269,7 @@ def parse_file(data: bytes, parse: Callable[[bytes], T], format_name: str, versi
         with suppress(ValueError):
             head = from_json(data)
         if isinstance(head, dict) and head.get("format") != format_name:
-            raise OtherFormat from None
+            raise OtherFormat(f'its key "format" is not "{format_name}"') from None
         if isinstance(head, dict) and head.get("version") != version:
             raise OtherVersion(head.get("version"), head.get("writer")) from None
         raise

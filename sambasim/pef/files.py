@@ -92,9 +92,8 @@ def check(path: Path) -> PefDocument:
 def _read(archive: Archive, path: Path) -> PefDocument:
     try:
         document = replace(_parsed(archive.manifest), digest=archive.digest)
-    except OtherFormat:
-        what = f'its key "format" is not "{FORMAT}", so this is no PEF'
-        raise refusal(path, Rule.FORMAT, what, remedy=NOT_OURS) from None
+    except OtherFormat as error:
+        raise refusal(path, Rule.FORMAT, f"{error}, so this is no PEF", remedy=NOT_OURS) from None
     except OtherVersion as error:
         what = f"it is a PEF of {error}; {WRITER} reads format {VERSION}"
         raise refusal(path, Rule.VERSION, what) from None

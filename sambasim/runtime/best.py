@@ -7,8 +7,7 @@ from sambasim.errors import CheckpointError, OptionError
 from sambasim.records.metrics import EvaluationRecord
 from sambasim.runtime.checkpoint.choose import choose
 from sambasim.runtime.checkpoint.folder import mark_best, name_of
-from sambasim.runtime.checkpoint.restore import restore
-from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.checkpoint.saver import Saver, restore
 from sambasim.runtime.metrics import missing
 from sambasim.runtime.outcome import trained_state
 from sambasim.runtime.run.plan import Position

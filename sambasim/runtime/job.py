@@ -23,8 +23,7 @@ from sambasim.records.metrics import EvaluationRecord, StepRecord, SummaryRecord
 from sambasim.runtime.best import Watch
 from sambasim.runtime.checkpoint.choose import AUTO, IF_ANY, NEWEST, find, settle
 from sambasim.runtime.checkpoint.folder import claim
-from sambasim.runtime.checkpoint.restore import restore
-from sambasim.runtime.checkpoint.saver import Saver
+from sambasim.runtime.checkpoint.saver import Saver, restore
 from sambasim.runtime.checkpoint.weights import given_weights
 from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine import process

@@ -15,7 +15,7 @@ from sambasim.data.datasets import open_source
 from sambasim.options.run import RunOptions
 from sambasim.pef import read
 from sambasim.runtime.checkpoint.content import Checkpoint, check
-from sambasim.runtime.checkpoint.restore import restore
+from sambasim.runtime.checkpoint.saver import restore
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.run.run_observer import RunObserver

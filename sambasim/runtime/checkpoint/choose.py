@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from sambasim.errors import CheckpointError, OptionError, SambasimError, failing_with
+from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
@@ -116,7 +116,7 @@ def _is_same_model(saved: Manifest, now: Manifest) -> bool:
         options = leaves(manifest.options)
         loss = [value for name, value in options.items() if name.startswith("loss")]
         tensors = manifest.tensors.items()
-        wholes = {name: one.whole for name, one in tensors if one.kind is not SymbolKind.OPTIMIZER_STATE}
+        wholes = {name: (one.kind, one.whole) for name, one in tensors if one.kind is not SymbolKind.OPTIMIZER_STATE}
         return [wholes, manifest.pef.operators_sha256, loss, options.get("optimizer.name"), _samples(manifest)]
 
     same_integers = saved.pef.integers_sha256 == now.pef.integers_sha256 or saved.pef.batch_size != now.pef.batch_size
@@ -264,7 +264,7 @@ def settle(asked: CheckpointOptions, communicator: Communicator) -> tuple[Checkp
     if path is None or resume not in (AUTO, NEWEST, IF_ANY):
         return asked, []
     is_there, has_any = communicator.from_first(
-        lambda: (path.exists(), bool(_in_folder(path) or folder.damaged_in(path)))
+        lambda: (path.exists(), bool(folder.checkpoints_in(path) or folder.damaged_in(path)))
     )
     if resume == IF_ANY and not has_any:
         return asked.model_copy(update={"resume": None}), [f"starts from the beginning: {path} holds no checkpoint"]
@@ -282,7 +282,7 @@ def _nothing_in(checkpoint_dir: Path) -> OptionError:
 
 def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
     if resume in (AUTO, NEWEST) and checkpoint_dir is not None:
-        if not (checkpoints := _in_folder(checkpoint_dir)):
+        if not (checkpoints := folder.checkpoints_in(checkpoint_dir)):
             raise _nothing_in(checkpoint_dir)
         return checkpoints if resume == AUTO else checkpoints[:1]
     path = Path(resume)
@@ -290,14 +290,9 @@ def _candidates(resume: str, checkpoint_dir: Path | None) -> list[Path]:
         raise OptionError(f"there is no checkpoint {path}", remedy="--resume auto, or --resume DIR/step-…")
     if (path / folder.MANIFEST_FILE).exists() or not path.is_dir():
         return [path]
-    if not (checkpoints := _in_folder(path)):
+    if not (checkpoints := folder.checkpoints_in(path)):
         raise OptionError(f"{path} is no checkpoint and holds none", remedy="name one: --resume DIR/step-…")
     return checkpoints[:1]
-
-
-def _in_folder(path: Path) -> list[Path]:
-    with failing_with(OptionError, f"{path} cannot be read", "check its permissions"):
-        return list(folder.checkpoints_in(path))
 
 
 def _put_aside(path: Path, rank: int) -> str:
@@ -325,7 +320,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     """Collective. The checkpoint that the options ask to resume from, if any. Raises CheckpointError or OptionError."""
     options, communicator = setup.options.checkpoint, setup.communicator
     if options.resume is None:
-        if options.dir is not None and (earlier := _in_folder(options.dir)):
+        if options.dir is not None and (earlier := folder.checkpoints_in(options.dir)):
             what = f"{options.dir} holds checkpoints of an earlier run, the newest {earlier[0].name}"
             raise OptionError(what, remedy="add --resume to continue that run, or name another --checkpoint-dir")
         if options.dir is not None:
@@ -334,7 +329,7 @@ def find(setup: Setup, samples: int) -> Resumption | None:
     checkpoint, notices = choose(options.resume, options.dir, communicator)
     saved, where, step = checkpoint.manifest, str(checkpoint.path), checkpoint.manifest.position.step
     # A folder holds one course of a run, because the checkpoints of two could not be distinguished.
-    later = [path for path in _in_folder(options.dir) if folder.step_of(path) > step] if options.dir else []
+    later = [path for path in folder.checkpoints_in(options.dir) if folder.step_of(path) > step] if options.dir else []
     if later:
         what = f"{options.dir} holds {len(later)} later checkpoints than that of step {step}, the last {later[0].name}"
         raise OptionError(what, remedy="name another --checkpoint-dir for the new course, or move the later ones away")

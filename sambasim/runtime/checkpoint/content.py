@@ -2,7 +2,6 @@
 shards, of which any range can be read, and any part of a tensor that was cut otherwise."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from sambasim import __version__
 from sambasim.errors import MOST_REPLICAS, MOST_THREADS, CheckpointError, failing_with
-from sambasim.files import Misfit, OtherFormat, OtherVersion, in_memory, parse_file
-from sambasim.ir.types import DTYPE_BYTES, Cut, Ranks, Symbol, SymbolKind, TensorType, whole_type
+from sambasim.files import Misfit, OtherVersion, in_memory, parse_file
+from sambasim.ir.types import DTYPE_BYTES, HIGHEST_RANK, Cut, Ranks, Symbol, SymbolKind, TensorType
 from sambasim.pef.digests import part_digests
 from sambasim.pef.document import WRITER, Sha256
 from sambasim.records import Count
@@ -30,7 +29,7 @@ from sambasim.runtime.values.memory import joined, part_of
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
-FORMAT_VERSION: Final = "3.3"
+FORMAT_VERSION: Final = "3.4"
 MAX_MANIFEST_BYTES = 64 * MIB
 EXACT_SYNC = "fixed order of addition"
 
@@ -77,20 +76,6 @@ class RunModel(_Model):
         return f"{self.replicas} of {self.chips} chips" if self.chips > 1 else str(self.replicas)
 
 
-class TensorModel(_Model):
-    """A tensor of the program; if it is cut, `shape` is that of a part."""
-
-    kind: SymbolKind
-    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPE_BYTES)})$")]
-    shape: Annotated[tuple[Count, ...], Field(max_length=64)]
-    cuts: Annotated[tuple[Cut, ...], Field(max_length=1)] = ()
-
-    @property
-    def whole(self) -> tuple[object, ...]:
-        """What does not depend on the mesh: the kind, and the type of the whole tensor."""
-        return self.kind, whole_type(TensorType(self.dtype, self.shape), self.cuts)
-
-
 class ShardModel(_Model):
     size_bytes: Count
     sha256: Sha256
@@ -100,7 +85,7 @@ class Manifest(_Model):
     """All of `checkpoint.json`; `format`, `version` and `writer` keep their meaning in every later version."""
 
     format: Literal["sambasim-checkpoint"] = FORMAT_NAME
-    version: Literal["3.3"] = FORMAT_VERSION
+    version: Literal["3.4"] = FORMAT_VERSION
     writer: str = f"sambasim {__version__}"
     digest: str = ""
     pef: PefModel
@@ -108,15 +93,18 @@ class Manifest(_Model):
     progress: Progress
     run: RunModel
     options: dict[str, JsonValue]
-    tensors: dict[str, TensorModel]
+    tensors: dict[str, Symbol]
     shards: dict[str, ShardModel]
 
     @model_validator(mode="after")
-    def _counts_are_possible(self) -> Self:
+    def _is_possible(self) -> Self:
         if self.position.used > self.run.samples > 0:
             raise ValueError(f"{self.position.used} samples used of an epoch of {self.run.samples}")
         if self.progress.skipped_steps > self.position.step:
             raise ValueError(f"{self.progress.skipped_steps} steps skipped of {self.position.step}")
+        for name, one in self.tensors.items():
+            if one.type.dtype not in DTYPE_BYTES or len(one.type.shape) > HIGHEST_RANK or len(one.cuts) > 1:
+                raise ValueError(f"tensors.{name} is {one.type}, with {len(one.cuts)} cuts")
         return self
 
     def right_digest(self) -> str:
@@ -129,22 +117,22 @@ class Manifest(_Model):
         complete = self.model_copy(update={"shards": shards})
         return complete.model_copy(update={"digest": complete.right_digest()})
 
-    def all_tensors(self) -> Iterator[tuple[str, TensorModel]]:
+    def all_tensors(self) -> Iterator[tuple[str, TensorType]]:
         """Every tensor that the shards hold, by its name there: each part of a cut one, each replica's buffers."""
-        for name, model in self.tensors.items():
-            axes = [cut.axis for cut in model.cuts]
-            for positions in product(*(range(cut.parts) for cut in model.cuts)):
-                part = part_name(name, model.cuts, dict(zip(axes, positions, strict=True)))
-                if model.kind is SymbolKind.BUFFER:
+        for name, symbol in self.tensors.items():
+            axes = [cut.axis for cut in symbol.cuts]
+            for positions in product(*(range(cut.parts) for cut in symbol.cuts)):
+                part = part_name(name, symbol.cuts, dict(zip(axes, positions, strict=True)))
+                if symbol.kind is SymbolKind.BUFFER:
                     for replica, chip in product(range(self.run.replicas), range(self.run.chips)):
-                        yield buffer_name(replica, chip, part), model
+                        yield buffer_name(replica, chip, part), symbol.type
                 else:
-                    yield part, model
+                    yield part, symbol.type
 
 
-def states_of(manifest: Manifest) -> dict[str, dict[tuple[str, str, object], str]]:
+def states_of(manifest: Manifest) -> dict[str, dict[tuple[str, str, TensorType], str]]:
     """By parameter, its optimizer states: by kind of optimizer, name and type, their names in `tensors`."""
-    found: dict[str, dict[tuple[str, str, object], str]] = {}
+    found: dict[str, dict[tuple[str, str, TensorType], str]] = {}
     for name, tensor in manifest.tensors.items():
         if tensor.kind is SymbolKind.OPTIMIZER_STATE and name.count("__") > 1:  # and no average of a buffer
             parameter, optimizer, state = name.rsplit("__", 2)
@@ -179,11 +167,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             cpu=", ".join(setup.cpus),
         ),
         options={**setup.resolved.tables, "on_nonfinite": setup.options.on_nonfinite},
-        tensors={
-            name: TensorModel(kind=symbol.kind, dtype=symbol.type.dtype, shape=symbol.type.shape, cuts=symbol.cuts)
-            for name, symbol in program.symbols.items()
-            if symbol.kind in _SAVED_KINDS
-        },
+        tensors={name: symbol for name, symbol in program.symbols.items() if symbol.kind in _SAVED_KINDS},
         shards={},
     )
 
@@ -242,15 +226,15 @@ class Checkpoint:
             return
         parts = []
         for position in range(saved.cuts[0].parts if saved.cuts else 1):
-            parts.append(part := torch.empty(saved.shape, dtype=into.dtype))
+            parts.append(part := torch.empty(saved.type.shape, dtype=into.dtype))
             there = {cut.axis: position for cut in saved.cuts}
             self.read(prefix + part_name(name, saved.cuts, there), 0, part.view(-1))
         into.copy_(part_of(joined(parts, saved.cuts), cuts, at).reshape(-1)[start : start + into.numel()])
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, model in self.manifest.all_tensors():
+        for name, type_ in self.manifest.all_tensors():
             parts = [self._data(place) for place in self._places[name]]
-            empty = torch.empty(0, dtype=getattr(torch, model.dtype))
+            empty = torch.empty(0, dtype=getattr(torch, type_.dtype))
             yield name, parts[0] if len(parts) == 1 else torch.cat([empty, *parts])
 
     def _data(self, place: _Place) -> Tensor:
@@ -275,17 +259,17 @@ class Checkpoint:
                     raise _damaged(self.path, shard, f"it holds {key!r}, which is no piece of a tensor")
                 self._places.setdefault(match[1], []).append(_Place(int(match[2]), int(match[3]), shard, key))
         unknown = dict(self._places)
-        for name, model in self.manifest.all_tensors():
+        for name, type_ in self.manifest.all_tensors():
             at = 0
             self._places[name] = sorted(unknown.pop(name, []))
             for place in self._places[name]:
                 data = self._data(place)
-                if place.start != at or data.shape != (place.stop - at,) or str(data.dtype) != f"torch.{model.dtype}":
+                if place.start != at or data.shape != (place.stop - at,) or str(data.dtype) != f"torch.{type_.dtype}":
                     what = f"does not fit: element {at} is next, is {data.dtype}{list(data.shape)}"
                     raise _damaged(self.path, place.shard, f"{place.key} {what}")
                 at = place.stop
-            if at != (numel := math.prod(model.shape)):
-                raise _damaged(self.path, "its shards", f"they hold {at} of {numel} elements of {name}")
+            if at != type_.numel:
+                raise _damaged(self.path, "its shards", f"they hold {at} of {type_.numel} elements of {name}")
         for place, *_ in unknown.values():
             raise _damaged(self.path, place.shard, f"{place.key} is no piece of a tensor of the manifest")
 
@@ -329,8 +313,6 @@ def _read_manifest(path: Path) -> Manifest:
         data = (path / MANIFEST_FILE).read_bytes()
     try:
         manifest = parse_file(data, Manifest.model_validate_json, FORMAT_NAME, FORMAT_VERSION)
-    except OtherFormat as error:
-        raise _damaged(path, MANIFEST_FILE, f'its key "format" is not "{FORMAT_NAME}"') from error
     except OtherVersion as error:
         what = f"{path.name}: it is a checkpoint of {error}; {WRITER} reads format {FORMAT_VERSION}"
         raise CheckpointError(what, where=str(path), remedy=f"resume it with {error.writer}") from error

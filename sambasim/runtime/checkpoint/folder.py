@@ -34,13 +34,11 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def checkpoints_in(folder: Path) -> Sequence[Path]:
-    """The checkpoints in `folder`, judged by name only, newest first. Raises OSError if it cannot be read."""
-    if not folder.is_dir():
-        return ()
-    return sorted(
-        (path for path in folder.iterdir() if re.fullmatch(r"step-[0-9]{10,}", path.name)), key=step_of, reverse=True
-    )
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, judged by name only, newest first. Raises OptionError if it cannot be read."""
+    with failing_with(OptionError, f"{folder} cannot be read", "check its permissions"):
+        paths = folder.iterdir() if folder.is_dir() else ()
+        return sorted((at for at in paths if re.fullmatch(r"step-[0-9]{10,}", at.name)), key=step_of, reverse=True)
 
 
 def damaged_in(folder: Path) -> Sequence[Path]:

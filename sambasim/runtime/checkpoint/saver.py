@@ -1,4 +1,5 @@
-"""Saving checkpoints: every rank writes a shard into a hidden folder, which rank 0 renames once all are on disk."""
+"""Saving checkpoints: every rank writes a shard into a hidden folder, which rank 0 renames once all are on disk.
+And what each rank takes of one, also if replicas, the mesh or what is trained have changed since."""
 
 import hashlib
 import os
@@ -8,21 +9,32 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from safetensors import SafetensorError
 from torch import Tensor
 
-from sambasim.errors import MachineError
+from sambasim.errors import MachineError, OptionError
 from sambasim.files import replacing, to_disk
 from sambasim.ir.mesh import PIPELINE
-from sambasim.ir.program import ParameterGroup
+from sambasim.ir.program import AVERAGE, MASTER, ParameterGroup
 from sambasim.ir.ranks import first_holders
 from sambasim.ir.types import Slice, Symbol, SymbolKind
+from sambasim.options.given import leaves
 from sambasim.records.metrics import CheckpointRecord
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.content import Manifest, ShardModel, buffer_name, describe, part_name, piece_key
+from sambasim.runtime.checkpoint.content import (
+    Checkpoint,
+    Manifest,
+    ShardModel,
+    buffer_name,
+    describe,
+    part_name,
+    piece_key,
+    states_of,
+)
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Position
@@ -108,7 +120,7 @@ class Saver:
             )
 
     def newest(self) -> str | None:
-        with suppress(OSError, StopIteration):
+        with suppress(OptionError, StopIteration):
             return next(path.name for path in folder.checkpoints_in(self._folder))
         return None
 
@@ -147,7 +159,7 @@ class Saver:
             self._last_s = time.monotonic()
         self._saved, self._failure, self.last = path.resolve(), None, path
         if setup.is_first:
-            with suppress(OSError):  # what cannot be deleted stays, without harm
+            with suppress(OSError, OptionError):  # what cannot be deleted stays, without harm
                 others = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) != best]
                 older = [kept for kept in others if folder.step_of(kept) < position.step]
                 for checkpoint in older[options.kept - 1 :]:
@@ -259,3 +271,45 @@ def _together(path: Path, communicator: Communicator, activity: Activity, work: 
         finally:
             activity.waits("waiting for peers' parts of a checkpoint")
     return communicator.all_gather_object(result)
+
+
+def restore(setup: Setup, team: Team, checkpoint: Checkpoint) -> None:
+    """Collective. Make `checkpoint` the state of `team`: parameters in each memory, optimizer states of the slices that
+    a rank updates; zeros without momentum begin anew. More replicas get buffers of replica 0, chips of the first."""
+    program, saved, run = setup.program, checkpoint.manifest, checkpoint.manifest.run
+
+    def read(symbol: Symbol, memory: DeviceMemory, rank: int, prefix: str = "") -> None:
+        if symbol.name in memory.program.symbols:
+            flat = memory.tensor(symbol.name).view(-1)
+            checkpoint.read_part(symbol, setup.mesh.coordinates(rank), 0, flat, prefix)
+
+    own = {id(rank.memory): rank for rank in team.replicas if rank.memory.has_own_parameters}
+    memories = [(rank.memory, rank.rank) for rank in own.values()]
+    memories += [(of.memory, rank.rank) for rank in team.first if (of := rank.transport.sync).memory is not rank.memory]
+    for symbol in program.symbols.values():
+        if symbol.kind is SymbolKind.PARAMETER:
+            for memory, number in memories:
+                read(symbol, memory, number)
+        elif symbol.kind is SymbolKind.BUFFER:
+            for rank in team.replicas:
+                replica, chip = divmod(rank.replica, program.chips)
+                prefix = buffer_name(replica if replica < run.replicas else 0, chip if chip < run.chips else 0, "")
+                read(symbol, rank.memory, rank.rank, prefix)
+    states, there = program.optimizer_states, states_of(saved)
+    has_momentum = saved.position.step > 0 and bool(leaves(saved.options).get("optimizer.momentum"))
+    begun = set(range(len(program.optimizers)) if has_momentum else ())
+    for rank in team.first:
+        sync, at = rank.transport.sync, setup.mesh.coordinates(rank.rank)
+        for piece in pieces_of(sync.memory, sync.current, at):
+            if piece.symbol.kind is SymbolKind.OPTIMIZER_STATE:
+                group, member, state = states[piece.symbol.name]
+                kind = program.optimizers[group.optimizer].name.rstrip("0123456789")
+                name = there.get(member.parameter, {}).get((kind, state, piece.symbol.whole))
+                if name is not None:
+                    checkpoint.read_part(piece.symbol, at, piece.start, piece.data, name=name)
+                elif state in (MASTER, AVERAGE):
+                    checkpoint.read_part(program.symbols[member.parameter], at, piece.start, piece.data)
+                begun |= {group.optimizer} if state not in (MASTER, AVERAGE) and bool(piece.data.any()) else set()
+    # Also: other ranks have restored what this one reads.
+    for rank, each in product(team.replicas, set().union(*setup.communicator.all_gather_object(begun))):
+        rank.optimizers.begun[each] = 0

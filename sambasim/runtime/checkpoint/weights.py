@@ -3,12 +3,13 @@ or of a caller in Python."""
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from sambasim.errors import WeightsError
 from sambasim.ir.program import Program
-from sambasim.ir.types import Symbol, SymbolKind, TensorType, whole_type
+from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
 from sambasim.runtime.checkpoint.choose import choose
 from sambasim.runtime.checkpoint.content import Checkpoint, buffer_name
@@ -67,10 +68,8 @@ def _of_checkpoint(checkpoint: Checkpoint, program: Program) -> Tensors:
     named = dict[str, torch.Tensor]()
     for name, saved in checkpoint.manifest.tensors.items():
         if saved.kind is not SymbolKind.OPTIMIZER_STATE:
-            type_ = whole_type(TensorType(saved.dtype, saved.shape), saved.cuts)
-            symbol = Symbol(name, saved.kind, type_, torch_names=(name,))
-            whole = torch.empty(type_.shape, dtype=getattr(torch, type_.dtype))
+            whole = torch.empty(saved.whole.shape, dtype=getattr(torch, saved.type.dtype))
             prefix = buffer_name(0, 0, "") if saved.kind is SymbolKind.BUFFER else ""
-            checkpoint.read_part(symbol, {}, 0, whole.view(-1), prefix)
-            named |= dict.fromkeys(program.symbols.get(name, symbol).torch_names[:1], whole)
+            checkpoint.read_part(replace(saved, type=saved.whole, cuts=()), {}, 0, whole.view(-1), prefix)
+            named |= dict.fromkeys(program.symbols.get(name, saved).torch_names[:1], whole)
     return named

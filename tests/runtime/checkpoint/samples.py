@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sambasim.ir.types import SymbolKind
+from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.pef import digests
 from sambasim.runtime.checkpoint import content
-from sambasim.runtime.checkpoint.content import Manifest, TensorModel, buffer_name, piece_key
+from sambasim.runtime.checkpoint.content import Manifest, buffer_name, piece_key
 from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.checkpoint.saver import write
 from sambasim.runtime.machine.communicator import single_rank
@@ -32,12 +32,12 @@ def manifest(step: int = 50) -> Manifest:
     kinds: dict[str, SymbolKind] = {"": SymbolKind.PARAMETER}
     kinds |= dict.fromkeys(("__adamw0__exp_avg", "__adamw0__exp_avg_sq"), SymbolKind.OPTIMIZER_STATE)
     tensors = {
-        name + suffix: TensorModel(kind=kind, dtype="float32", shape=shape)
+        name + suffix: Symbol(name + suffix, kind, TensorType("float32", shape))
         for name, shape in {"net__weight": (10, 10), "net__bias": (10,)}.items()
         for suffix, kind in kinds.items()
     }
-    tensors["net__frozen"] = TensorModel(kind=SymbolKind.PARAMETER, dtype="float32", shape=(3, 2))
-    tensors["net__steps"] = TensorModel(kind=SymbolKind.BUFFER, dtype="int64", shape=())
+    tensors["net__frozen"] = Symbol("net__frozen", SymbolKind.PARAMETER, TensorType("float32", (3, 2)))
+    tensors["net__steps"] = Symbol("net__steps", SymbolKind.BUFFER, TensorType("int64", ()))
     digests: Fields = {"digest": "a" * 64, "operators_sha256": "e" * 64, "integers_sha256": "d" * 64}
     of_pef: Fields = {"name": "net", "batch_size": 4, "parts": PARTS, "compile_options": {"dtype": "fp32"}}
     of_run: Fields = {"threads": 1, "engine": "plain", "torch": torch.__version__, "cpu": "any", "data": "content 0"}
@@ -58,11 +58,11 @@ def manifest(step: int = 50) -> Manifest:
 
 def tensors() -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
-    for number, (name, model) in enumerate(manifest().tensors.items()):
-        if model.kind is SymbolKind.BUFFER:
+    for number, (name, symbol) in enumerate(manifest().tensors.items()):
+        if symbol.kind is SymbolKind.BUFFER:
             values |= {buffer_name(replica, 0, name): torch.tensor([replica]) for replica in REPLICAS}
         else:
-            values[name] = torch.arange(math.prod(model.shape)) + 0.5 * number
+            values[name] = torch.arange(symbol.type.numel) + 0.5 * number
     return values
 
 

@@ -43,7 +43,12 @@ def _other_header(path: Path, before: bytes, after: bytes) -> None:
 
 
 def tensor(**changed: object) -> Damage:
-    return fields(lambda found: found["tensors"]["net__bias"].update(changed))
+    return fields(lambda found: found["tensors"]["net__bias"]["type"].update(changed))
+
+
+def cut(*parts: int) -> Damage:
+    cuts = [{"axis": "tp", "dim": 0, "parts": number} for number in parts]
+    return fields(lambda found: found["tensors"]["net__bias"].update(cuts=cuts))
 
 
 CASES: dict[str, tuple[Damage, str]] = {
@@ -66,10 +71,13 @@ CASES: dict[str, tuple[Damage, str]] = {
     "an unknown tensor": (fields(lambda found: found["tensors"].pop("net__bias")), "net__bias[0:10] is no piece"),
     "a third replica": (fields(lambda found: found["run"].update(replicas=3)), "elements of replica 2/net__steps"),
     "too many chips": (fields(lambda found: found["run"].update(chips=16_384)), "2 replicas of 16384 chips"),
-    "a dtype that is none": (tensor(dtype="load"), "dtype: "),
+    "a dtype that is none": (tensor(dtype="load"), "tensors.net__bias is load[10]"),
     "another dtype": (tensor(dtype="int32"), "does not fit"),
     "a shorter tensor": (tensor(shape=[9]), "10 of 9 elements"),
-    "too many parts": (tensor(cuts=[{"axis": "tp", "dim": 0, "parts": 1 << 40}]), f"cuts.0.parts = {1 << 40}: Input"),
+    "too many dimensions": (tensor(shape=[1] * 65), "tensors.net__bias is float32[1, 1, "),
+    "no size": (tensor(shape=[-1]), "tensors.net__bias.type.shape.0 = -1: Input should be greater"),
+    "too many parts": (cut(1 << 40), f"cuts.0.parts = {1 << 40}: Input"),
+    "too many cuts": (cut(2, 5), "tensors.net__bias is float32[10], with 2 cuts"),
     "a gap": (lambda path: _other_header(path, b"t[64:100]", b"t[65:101]"), "element 64 is next"),
     "no piece": (lambda path: _other_header(path, b"net__bias[0:10]", b"net__bias{0:10}"), "is no piece of a tensor"),
     "a shard cut short": (in_file(SHARD, lambda data: data[:-1]), f"{SHARD}: it has "),
