@@ -21,14 +21,13 @@ NumberOfStep: TypeAlias = Literal["step", "steps before", "momenta before"]
 
 class Fused(NamedTuple):
     """An update by a function of torch, which takes lists of tensors: a fused kernel, or that of a module of
-    torch.optim with the same name, which also writes its `numbers`. `operands` follow parameters and gradients: states,
-    and `numbers` by the step, from 1; lists of states that are not kept are empty. `keywords`: by hyperparameters, and
-    whether the step is the first."""
+    torch.optim with the same name, which also writes its `numbers`. After parameters and gradients it takes all states,
+    and `numbers` by the step, from 1; lists of states that are not kept are empty. Its keywords are the hyperparameters
+    and, if it `asks_for_first`, whether the step is the first."""
 
     function: str
-    operands: tuple[str, ...]
-    keywords: Callable[[Numbers, bool], Mapping[str, float | bool]]
     numbers: Mapping[str, NumberOfStep] = MappingProxyType({})
+    asks_for_first: bool = False
 
     @property
     def is_kernel(self) -> bool:
@@ -54,15 +53,12 @@ class OptimizerEntry(NamedTuple):
         needs = self.needs
         return tuple(state for state in self.states if state not in needs or hyperparameters.get(needs[state]))
 
-
-def _keywords(*names: str, **fixed: bool) -> Callable[[Numbers, bool], Mapping[str, float | bool]]:
-    """The hyperparameters `names`, `is_first_step` if it is one of them, and those that are `fixed`."""
-
-    def keywords(given: Numbers, is_first: bool) -> Mapping[str, float | bool]:
-        known = {**given, "is_first_step": is_first}
-        return {name: known[name] for name in (*names, "maximize")} | fixed
-
-    return keywords
+    def taken(self, hyperparameters: Numbers) -> Numbers:
+        """Those that its update takes."""
+        if not isinstance(self.update, Fused):
+            return hyperparameters
+        names = [name for name in self.defaults if name != "betas"] + ["beta1", "beta2"] * ("betas" in self.defaults)
+        return {name: hyperparameters[name] for name in names}
 
 
 def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], given: Numbers) -> None:
@@ -76,57 +72,49 @@ def _lion(parameter: Tensor, gradient: Tensor, states: Mapping[str, Tensor], giv
 _AVERAGES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _OF_ADAM = {**_AVERAGES, "max_exp_avg_sq": "max_exp_avg_sq"}
 _ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False}
-_MOMENTS = ("lr", "weight_decay", "beta1", "beta2", "eps")
-_NUMBERS: Mapping[str, NumberOfStep] = {"step": "step"}
-_NUMBERS_BEFORE: Mapping[str, NumberOfStep] = {"step": "steps before"}
-
-
-def _adam(kernel: str) -> Fused:
-    return Fused(kernel, (*_OF_ADAM, "step"), _keywords(*_MOMENTS, "amsgrad"), _NUMBERS)
-
-
+_STEP: Mapping[str, NumberOfStep] = {"step": "step"}
+_STEPS_BEFORE: Mapping[str, NumberOfStep] = {"step": "steps before"}
 _AMSGRAD = {"max_exp_avg_sq": "amsgrad"}
-_SGD_KEYWORDS = _keywords("lr", "weight_decay", "momentum", "dampening", "nesterov", "is_first_step")
-_PLAIN = {"foreach": False}
 
 OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "sgd": OptimizerEntry(
         {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "maximize": False},
         {"momentum": "momentum_buffer"},
-        update=Fused("_fused_sgd_", ("momentum",), _SGD_KEYWORDS),
+        update=Fused("_fused_sgd_", asks_for_first=True),
         torch_name="SGD",
         needs={"momentum": "momentum"},
     ),
-    "adam": OptimizerEntry({**_ADAM, "weight_decay": 0.0}, _OF_ADAM, _adam("_fused_adam_"), "Adam", _AMSGRAD),
-    "adamw": OptimizerEntry({**_ADAM, "weight_decay": 0.01}, _OF_ADAM, _adam("_fused_adamw_"), "AdamW", _AMSGRAD),
+    "adam": OptimizerEntry(
+        {**_ADAM, "weight_decay": 0.0}, _OF_ADAM, Fused("_fused_adam_", _STEP), torch_name="Adam", needs=_AMSGRAD
+    ),
+    "adamw": OptimizerEntry(
+        {**_ADAM, "weight_decay": 0.01}, _OF_ADAM, Fused("_fused_adamw_", _STEP), torch_name="AdamW", needs=_AMSGRAD
+    ),
     "adagrad": OptimizerEntry(
         {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0, "maximize": False},
         {"sum": "sum"},
-        Fused("_fused_adagrad_", ("sum", "step"), _keywords("lr", "lr_decay", "weight_decay", "eps"), _NUMBERS),
+        Fused("_fused_adagrad_", _STEP),
         torch_name="Adagrad",
     ),
     "rmsprop": OptimizerEntry(
         {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False,
          "maximize": False},
         {"square_avg": "square_avg", "grad_avg": "grad_avg", "momentum": "momentum_buffer"},
-        Fused("torch.optim.rmsprop", ("square_avg", "grad_avg", "momentum", "step"),
-              _keywords("lr", "alpha", "eps", "weight_decay", "momentum", "centered", **_PLAIN), _NUMBERS_BEFORE),
+        Fused("torch.optim.rmsprop", _STEPS_BEFORE),
         torch_name="RMSprop",
         needs={"grad_avg": "centered", "momentum": "momentum"},
     ),
     "adamax": OptimizerEntry(
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False},
         {"exp_avg": "exp_avg", "exp_inf": "exp_inf"},
-        Fused("torch.optim.adamax", ("exp_avg", "exp_inf", "step"), _keywords(*_MOMENTS, **_PLAIN), _NUMBERS_BEFORE),
+        Fused("torch.optim.adamax", _STEPS_BEFORE),
         torch_name="Adamax",
     ),
     "nadam": OptimizerEntry(
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum_decay": 4e-3,
          "decoupled_weight_decay": False, "maximize": False},
         _AVERAGES,
-        Fused("torch.optim.nadam", (*_AVERAGES, "mu_product", "step"),
-              _keywords(*_MOMENTS, "momentum_decay", "decoupled_weight_decay", **_PLAIN),
-              {**_NUMBERS_BEFORE, "mu_product": "momenta before"}),
+        Fused("torch.optim.nadam", {"mu_product": "momenta before", **_STEPS_BEFORE}),
         torch_name="NAdam",
     ),
     "lion": OptimizerEntry({"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}, {"exp_avg": "exp_avg"}, _lion),

@@ -94,6 +94,7 @@ class Scalars:
         self.hyperparameters = hyperparameters
         self.kept = self.entry.kept_states(hyperparameters)
         """The states that updates use."""
+        self._taken = self.entry.taken(hyperparameters)
 
     def begin(self, step: int, rate: float, first: int = 1) -> None:
         """Begin step `step` (from 1); `rate` multiplies the learning rate. `first`: the one that begins the states."""
@@ -103,9 +104,10 @@ class Scalars:
             number.fill_(_NUMBERS[self._of_step[name]](step, given))
         if before is None or before[0] is not given or before[1:] != (rate, is_first):
             self._last_given = (given, rate, is_first)
-            now, update = {**given, "lr": float(given["lr"]) * rate}, self.entry.update
             self.keywords.clear()
-            self.keywords.update(update.keywords(now, is_first) if isinstance(update, Fused) else now)
+            self.keywords.update(self._taken, lr=float(given["lr"]) * rate)
+            if isinstance(self.entry.update, Fused) and self.entry.update.asks_for_first:
+                self.keywords["is_first_step"] = is_first
         if not isinstance(self.entry.update, Fused):
             self.keywords[STEP] = float(step)
 
@@ -166,7 +168,8 @@ def _fused(
         divided = None if divisor == 1 else torch.tensor(float(divisor))
         function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
     else:
-        function = getattr(import_module(update.function), update.function.rpartition(".")[2])
+        name = update.function.rpartition(".")[2]
+        function = partial(getattr(import_module(update.function), name), foreach=False)
     parameters, gradients, numbers, keywords = [parameter], [gradient], scalars.numbers, scalars.keywords
     operands: list[list[Tensor]] = []
     kept: tuple[str, ...] | None = None  # for which they are
@@ -177,7 +180,7 @@ def _fused(
             kept = scalars.kept
             given = {name: number if update.is_kernel else number.clone() for name, number in numbers.items()}
             given |= {name: states[name] for name in kept}  # a kernel writes also what it does not read
-            operands = [[given[name]] if name in given else [] for name in update.operands]
+            operands = [[given[name]] if name in given else [] for name in (*scalars.entry.states, *numbers)]
         function(parameters, gradients, *operands, **keywords)
 
     return step
