@@ -13,12 +13,16 @@ from sambasim.report.summaries import mean_step
 from sambasim.report.tables import text_table
 from sambasim.units import counted, format_bytes, format_seconds
 
+_MOST_STEPS = 4000  # of longer runs, every n-th step is drawn
+
 
 def measured_parts(run: RunRecords, name: str, *, beside: bool = False) -> Iterator[ui.Part]:
     """`beside`: with the predictions of the run in a column of their own."""
     parts = [_glance(run, name)]
     if run.steps:
-        parts += [_learning(run), _time(run)]
+        every_nth = -(-len(run.steps) // _MOST_STEPS)
+        drawn = run._replace(steps=run.steps[::every_nth])
+        parts += [_learning(drawn), _time(drawn)]
     if run.summary is not None:
         parts += [_mean_step(run.summary, beside=beside), _run_summary(run.summary)]
     return (replace(part, kind="measured") for part in parts)
@@ -94,13 +98,7 @@ def _steps_axis() -> dict[str, object]:
 
 def _line(run: RunRecords, name: str, values: Sequence[float | None], colour: str) -> ui.Trace:
     mode = "lines" if len(run.steps) > 1 else "markers"
-    x = [step.step for step in run.steps[:: _stride(run)]]
-    return ui.lines(name, x, values[:: _stride(run)], mode=mode, line={"color": colour, "width": 2})
-
-
-def _stride(run: RunRecords) -> int:
-    """Of runs with more than 4000 steps, every n-th is drawn."""
-    return -(-len(run.steps) // 4000)
+    return ui.lines(name, [step.step for step in run.steps], values, mode=mode, line={"color": colour, "width": 2})
 
 
 def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
@@ -114,7 +112,7 @@ def _mean_step(summary: SummaryRecord, *, beside: bool) -> ui.Part:
 
 
 def _time(run: RunRecords) -> ui.Part:
-    steps, axes = run.steps[:: _stride(run)], dict.fromkeys(axis for step in run.steps for axis in step.waited_s)
+    steps, axes = run.steps, dict.fromkeys(axis for step in run.steps for axis in step.waited_s)
     x = [step.step for step in steps]
     own_s = [step.step_s - step.sync_s - sum(step.waited_s.values()) for step in steps]
     parts = [("sections, data and update", own_s, ui.BLUE)]
@@ -126,7 +124,7 @@ def _time(run: RunRecords) -> ui.Part:
         {"type": "bar", "name": name, "x": x, "y": y, "marker": {"color": colour, "line": {"width": 0}}}
         for name, y, colour in parts
     ]
-    if any(step.hidden_sync_s for step in run.steps):
+    if any(step.hidden_sync_s for step in steps):
         hidden_s, line = [step.hidden_sync_s for step in steps], {"color": ui.ORANGE, "width": 2}
         traces.append(ui.lines("sync during the backward", x, hidden_s, line=line))
     axes_of = {"xaxis": _steps_axis(), "yaxis": ui.axis("measured", fixedrange=True, **ui.SECONDS)}
