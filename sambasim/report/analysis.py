@@ -16,7 +16,7 @@ from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.types import SymbolKind
-from sambasim.report.tables import labelled
+from sambasim.report.tables import Table, labelled, text_table
 from sambasim.simulation.advice import Advice, Change, Step, advise, fetched_outputs
 from sambasim.simulation.alone import RankAlone, TimedSection, slowed
 from sambasim.simulation.prediction import Prediction
@@ -59,22 +59,21 @@ def change_texts(change: Change) -> tuple[str, str, str, str]:
     return f"x{change.factor:.2f}", steps, f"{rates} samples/s by {change.compared}", how
 
 
-def advice_parts(advice: Advice) -> list[RenderableType]:
-    def of_device(step: Step | None) -> str:
-        return "does not fit" if step is None else f"{format_seconds(step.predicted_s)}, {_samples(step.samples_per_s)}"
+def devices_table(advice: Advice) -> Table:
+    def figures(step: Step | None) -> tuple[str, str]:
+        return (format_seconds(step.predicted_s), format_rate(step.samples_per_s)) if step else ("does not fit", "")
 
+    rows = [(device, *figures(step)) for device, step in advice.devices]
+    return text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows)
+
+
+def advice_parts(advice: Advice) -> list[RenderableType]:
     heading = "what would make it quicker, each predicted again by itself" if advice.changes else NO_CHANGE
     rows = []
     for change in advice.changes:
         gain, steps, rates, how = change_texts(change)
         rows += [(gain, f"{change.what}: a step of {steps}; {rates}"), ("", how)]
-    devices = "; ".join(f"{device}: {of_device(step)}" for device, step in advice.devices)
-    of_whole = f"one replica on a whole RDU: {devices}"
-    return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(f"\n{of_whole}\n{BACKED}\n")]
-
-
-def _samples(samples_per_s: float) -> str:
-    return f"{format_rate(samples_per_s)} samples/s"
+    return [Text(f"\n{heading}", style="bold"), labelled(rows), Text(), devices_table(advice), Text(f"{BACKED}\n")]
 
 
 def advice_fields(advice: Advice) -> Mapping[str, object]:
@@ -99,7 +98,7 @@ def advice_fields(advice: Advice) -> Mapping[str, object]:
 def fitting_text(fits: Mapping[str, RankAlone]) -> str:
     """What to type so that a program fits, and what is predicted then: a line for each."""
     return "\n".join(
-        f"{how}: a step of {format_seconds(step.predicted_s)}, {_samples(step.samples_per_s)} (predicted),"
+        f"{how}: a step of {format_seconds(step.predicted_s)}, {format_rate(step.samples_per_s)} samples/s (predicted),"
         f" {format_bytes(step.need.size_bytes)} of {format_bytes(step.budget.capacity_bytes)}"
         for how, step in fits.items()
     )

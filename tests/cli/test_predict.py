@@ -174,7 +174,7 @@ def test_what_would_make_it_quicker_is_the_same_in_text_and_json(
         steps = " -> ".join(format_seconds(change[name]) for name in ("predicted_s_before", "predicted_s"))
         assert f"  x{gain:.2f}  {change['change']}: a step of {steps};" in text
         assert change["how"] in text
-    assert "one replica on a whole RDU: SN10: " in text
+    assert "\nOne replica on a whole RDU\n" in text
     assert [device["device"] for device in told["devices"]] == ["SN10", "SN30", "SN40L"]
 
 

@@ -3,16 +3,15 @@
 from sambasim.hardware.budget import load_calibration
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts
+from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts, devices_table
 from sambasim.report.devices import figures_table, value_text
 from sambasim.report.inspect import sizes_of
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.tables import table, text_table, title_of
-from sambasim.simulation.advice import Step
 from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
-from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_rate, format_seconds, plain_rate
+from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 
 
 def facts_line(prediction: Prediction, digest: str | None, checked: Checked | None) -> list[tuple[str, str]]:
@@ -172,11 +171,6 @@ def advice(analysis: Analysis) -> ui.Part:
         words = ui.element("div", ui.element("b", change.what), how, class_="how")
         items.append(ui.element("li", ui.element("span", gain, class_="factor"), words, numbers))
     listed = ui.element("ol", *items, class_="advice") if changes else ui.element("p", NO_CHANGE)
-
-    def figures(step: Step | None) -> tuple[str, str]:
-        return (format_seconds(step.predicted_s), format_rate(step.samples_per_s)) if step else ("does not fit", "")
-
-    rows = [(device, *figures(step)) for device, step in analysis.advice.devices]
-    devices = ui.titled(text_table("One replica on a whole RDU", ("device",), ("step", "samples/s"), rows), "fitted")
-    under = ui.element("div", devices, ui.element("p", BACKED, class_="muted"), class_="under devices")
+    devices, backed = ui.titled(devices_table(analysis.advice), "fitted"), ui.element("p", BACKED, class_="muted")
+    under = ui.element("div", devices, backed, class_="under devices")
     return ui.Part("advice", "What would make it quicker", lead, ui.joined(listed, under))
