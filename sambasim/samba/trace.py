@@ -161,18 +161,26 @@ def _machine(
     optimizers: Sequence[Optimizer],
     weights_of: StepwiseReplica | None = None,
 ) -> Machine:
-    """The device with the PEF. Raises PefError if it was compiled from another model than that of `asked`. Collective.
-    `weights_of`: another replica with the weights of this model."""
+    """The device with the PEF, with constants, the hyperparameters of the app's optimizers, and the seed of rank 0 for
+    rounding. Raises PefError if it was compiled from another model than that of `asked`. Collective. `weights_of`:
+    another replica with the weights of this model."""
     model, program = asked.model, document.program
     check_model(model, training=bool(asked.updates), replicas=program.data_parallel)
     # The fingerprint of a PEF that was compiled elsewhere may be copied from another one.
-    of_this_machine = ending.communicator().broadcast_object(is_compiled_here(document.digest))
+    communicator = ending.communicator()
+    of_this_machine = communicator.broadcast_object(is_compiled_here(document.digest))
     known = request.fingerprint_of(asked).items() if of_this_machine else ()
     if not any(document.metadata.get(name) == digest for name, digest in known):
         capture_and_compare(document, asked, weights)
     replicas.note_changed(document.metadata, program.replica_batch_size)
     keep_freed_memory()
-    replica = _replica(program, asked, weights, weights_of)
+    seed = communicator.broadcast_object(torch.initial_seed())
+    declared = (replace(one, default=seed) if one.name == ROUNDING_SEED else one for one in program.runtime_arguments)
+    replica = StepwiseReplica(replace(program, runtime_arguments=tuple(declared)), communicator, weights_of)
+    for name in program.names_of(SymbolKind.CONSTANT):  # masks, tables, plain attributes
+        replica.write(name, weights[name])
+    for index, update in enumerate(asked.updates):
+        replica.change(index, update.hyperparameters)
     return Machine(document, as_one_rank(program), model, optimizers, replica)
 
 
@@ -247,21 +255,6 @@ def forward_of(program: Program) -> Program:
     forward = replace(program, symbols=symbols, training=None, single=None, loss=None, reduce_buffer=None, zero=0)
     mesh = tuple(replace(axis, size=axis.chips) if axis.at_run_time else axis for axis in program.mesh)
     return replace(forward, mesh=mesh, optimizers=(), groups=(), runtime_arguments=())
-
-
-def _replica(
-    program: Program, asked: Request, weights: Mapping[str, Tensor], weights_of: StepwiseReplica | None
-) -> StepwiseReplica:
-    """The device, with constants, the hyperparameters of the app's optimizers, and the seed of rank 0 for rounding."""
-    communicator, declared = ending.communicator(), program.runtime_arguments
-    seed = communicator.broadcast_object(torch.initial_seed())
-    seeded = tuple(replace(one, default=seed) if one.name == ROUNDING_SEED else one for one in declared)
-    replica = StepwiseReplica(replace(program, runtime_arguments=seeded), communicator, weights_of)
-    for name in program.names_of(SymbolKind.CONSTANT):  # masks, tables, plain attributes
-        replica.write(name, weights[name])
-    for index, update in enumerate(asked.updates):
-        replica.change(index, update.hyperparameters)
-    return replica
 
 
 def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[str, Tensor]) -> None:
