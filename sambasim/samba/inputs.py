@@ -17,9 +17,8 @@ from sambasim.data.batches import each_value, flat, same
 from sambasim.errors import DataError, ModelError, one_line
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.samba import process
 from sambasim.samba.notices import checks_keywords
-from sambasim.samba.process import app_error, type_error
+from sambasim.samba.process import app_error, current, report_here, type_error
 from sambasim.samba.tensor import SambaTensor, from_torch_tensor, host_values, to_torch
 from sambasim.units import counted
 
@@ -73,7 +72,7 @@ def example_of(model: nn.Module, inputs: Inputs) -> Example:
         if name != place:
             meant = [one if one in own.values() else "None" for one in signature.parameters]
             what = f"the tensor named {name} is given in the place of {place} of {type(model).__name__}.forward"
-            process.report_here("AP04", what, f"inputs are bound by place: ({', '.join(meant)})", notice_only=True)
+            report_here("AP04", what, f"inputs are bound by place: ({', '.join(meant)})", notice_only=True)
     for place, one in given.items():
         parameter = signature.parameters.get(place)
         if one is None and parameter is not None and parameter.default is not parameter.empty:
@@ -187,7 +186,7 @@ def fitting(
         what = f"AP01: {name} has {given[0]} samples, and the PEF takes {batch_size} at a time"
         if given[0] > batch_size:
             raise app_error(DataError, what, f"-b {batch_size}, or compile again with -b {given[0]}")
-        is_as_typed = process.current().flag("batch_size") == batch_size
+        is_as_typed = current().flag("batch_size") == batch_size
         reason = "the DataLoader makes smaller ones" if is_as_typed else "-b differs from the compile"
         remedy = f"and batch_size={batch_size}" if is_as_typed else f"or -b {batch_size}"
         what += f": it is the end of the data set, or {reason}"

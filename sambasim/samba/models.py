@@ -15,10 +15,9 @@ from sambasim.compiler.capture.trial import with_values
 from sambasim.compiler.names import UniqueNames, loss_name, symbol_name
 from sambasim.errors import ModelError, OptionError
 from sambasim.ir.types import GRADIENT_SUFFIX
-from sambasim.samba import process
 from sambasim.samba.device import Machine
 from sambasim.samba.notices import checks_keywords, say_once
-from sambasim.samba.process import app_error, type_error
+from sambasim.samba.process import app_error, current, type_error
 from sambasim.samba.request import unwrapped
 from sambasim.samba.session import session
 from sambasim.samba.tensor import MATERIALIZER, SambaTensor, made_by, no_data, of_shape
@@ -69,7 +68,7 @@ def _run(model: nn.Module, *inputs: Any, **options: Any) -> Any:
     if "inputs" in options:
         inputs = (options.pop("inputs"),)
     for flag in ("data_parallel", "reduce_on_rdu"):
-        options.setdefault(flag, bool(process.current().flag(flag)))
+        options.setdefault(flag, bool(current().flag(flag)))
     one_by_one = isinstance(next(iter(inputs), None), Tensor) and all(isinstance(one, Tensor | None) for one in inputs)
     return session.run(inputs, **options) if one_by_one else session.run(*inputs, **options)
 

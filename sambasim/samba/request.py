@@ -27,13 +27,12 @@ from sambasim.options.compile import CompileOptions
 from sambasim.options.training import TrainingOptions
 from sambasim.pef.document import Compiled
 from sambasim.pef.files import compile_several
-from sambasim.samba import process
 from sambasim.samba.fingerprint import Request, fingerprint
 from sambasim.samba.flags import DTYPES, TENSOR_PARALLEL
 from sambasim.samba.inputs import Inputs, check_on_host, example_of
 from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
-from sambasim.samba.process import app_error, type_error
+from sambasim.samba.process import STARTED_IN, app_command, app_error, current, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
 from sambasim.units import first_of
 
@@ -219,7 +218,7 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
     from sambasim.commands.proof.eager import LiveModel
     from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 
-    context = process.current()
+    context = current()
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
     if context.flag("parsed_batch_size") is not None:  # the default of -b on a run
         kept.setdefault("parsed_batch_size", str(context.flag("parsed_batch_size")))
@@ -242,7 +241,7 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
 def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) -> str:
     """Prints of each graph the sections, how it was checked, and notices; then the file, and what runs it if a command
     line compiled it. Returns the path of the file."""
-    said = process.current().said
+    said = current().said
     for name, one in done.items():
         program, graph = one.program, one.program.leading
         path = os.path.abspath(one.path)
@@ -257,11 +256,11 @@ def _print_compiled(asked: Mapping[str, Request], done: Mapping[str, Compiled]) 
                 say(f"notice: {notice}")
             said.add(of_model)
     say(f"PEF file {path} created\nCompilation succeeded")
-    app = process.app_command()
+    app = app_command()
     if app is not None:
-        relative = os.path.relpath(path, process.STARTED_IN)
+        relative = os.path.relpath(path, STARTED_IN)
         typed = path if relative.startswith(os.pardir) else relative
-        words = process.current().flag("parser").words_of_run() | {"pef": ["--pef", typed]}
+        words = current().flag("parser").words_of_run() | {"pef": ["--pef", typed]}
         if program.training is None:
             words["inference"] = ["--inference"]
         if program.chooses_replicas:

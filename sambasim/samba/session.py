@@ -22,13 +22,12 @@ from sambasim.errors import OptionError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.watch.observer import SectionClock
-from sambasim.samba import process
 from sambasim.samba.checks import replicas
 from sambasim.samba.device import Machine
 from sambasim.samba.inputs import Inputs, repeatable
 from sambasim.samba.loaded import Loaded, kinds_of
 from sambasim.samba.notices import AbsentNameError, checks_keywords, nearest, say_once, without_effect
-from sambasim.samba.process import app_error, type_error
+from sambasim.samba.process import app_error, current, type_error
 from sambasim.samba.profiler import Profiler
 from sambasim.samba.request import Optimizer, as_mapping, as_sequence, build_fields, compile_request, request, unwrapped
 from sambasim.samba.tensor import SambaTensor
@@ -90,7 +89,7 @@ class Session:
         return compile_request({"": asked}, {**(pef_metadata or {}), **(metadata or {})})
 
     def _config_of(self, config_dict: Mapping[str, object] | None) -> Mapping[str, object]:
-        default = process.current().arguments if self._config is None else self._config
+        default = current().arguments if self._config is None else self._config
         return as_mapping("config_dict", default if config_dict is None else config_dict)
 
     @checks_keywords()

@@ -29,10 +29,9 @@ from sambasim.data.batches import same
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.runtime.values.memory import tensor_sha256
-from sambasim.samba import process
 from sambasim.samba.checks.options import HostOptions
 from sambasim.samba.device import Machine
-from sambasim.samba.process import Code, is_called_by_app
+from sambasim.samba.process import Code, current, is_called_by_app, report_here
 from sambasim.samba.request import Optimizer
 from sambasim.units import counted, first_of
 
@@ -55,7 +54,7 @@ class Host:
         self._requires_grad = {path: parameter.requires_grad for path, parameter in self._parameters()}
         self._weights: Mapping[str, str] = {}
         self._steps_at_exchange = self._runs = self._backwards = 0
-        self._backwards_wanted = int(process.current().flag("grad_accumulation_steps") or 1)  # of the first step
+        self._backwards_wanted = int(current().flag("grad_accumulation_steps") or 1)  # of the first step
         self._host_trains = False  # whether the app's own optimizers have taken a step since the last exchange
         self._host_has_loaded = False  # other weights into the model, for example the best ones of an earlier time
         self._state_is_new = False
@@ -85,7 +84,7 @@ class Host:
                 made, wanted = counted(self._backwards, "backward"), self._backwards_wanted
                 what = f"--grad-accumulation-steps is {wanted}, but the optimizer step follows {made}"
                 remedy = 'section_types=["FWD", "BCKWD"] for each batch, then ["OPT"] once'
-                process.report_here("DP02", what, remedy)
+                report_here("DP02", what, remedy)
             self._backwards, self._backwards_wanted = 0, 1
             for different in self.options.compare(given):
                 self._report("AP05", *different)
@@ -103,14 +102,14 @@ class Host:
         """The weights of the device are about to replace those of the host."""
         if self._backwards and not self._machine.replica.steps:
             self._report_backwards()
-        elif self._host_trains and self._ahead == 0 and process.current().trains:
+        elif self._host_trains and self._ahead == 0 and current().trains:
             what = "to_cpu overwrites weights that the app has trained on the host, and the device has trained none"
             remedy = "session.run(…) for backward() and optimizer.step(); or leave to_cpu out"
             self._report("AP07", "AP07", what, remedy)
 
     def note_replacement(self) -> None:
         """`trace_graph` is about to load another PEF for the same model, with the weights of the host."""
-        if self._ahead > 0 and process.current().trains:
+        if self._ahead > 0 and current().trains:
             self._report_behind("trace_graph loads the weights of", "before trace_graph")
 
     def note_load(self) -> None:
@@ -123,7 +122,7 @@ class Host:
     def note_clipping(self, function: str, parameters: list[Tensor], arguments: Mapping[str, Any]) -> None:
         """AP05 if the PEF does not clip."""
         bound = float(arguments[_BOUNDS[function]])
-        if not (math.isfinite(bound) and process.current().trains):  # with an infinite bound, it only reads the norm
+        if not (math.isfinite(bound) and current().trains):  # with an infinite bound, it only reads the norm
             return
         training = self._machine.program.training
         clips = training is None or any(section.kind is SectionKind.GRADNORM for section in training.sections)
@@ -153,7 +152,7 @@ class Host:
             or torch._C._functorch.peek_interpreter_stack() is not None
             or torch._C._len_torch_dispatch_stack() > 0
         )
-        if is_transforming or not process.current().trains or not is_called_by_app():
+        if is_transforming or not current().trains or not is_called_by_app():
             return False
         self._compared[use] = steps
         if self._host_trains or any(type(now.data) is not Tensor or now.is_meta for _, now in self._parameters()):
@@ -193,13 +192,13 @@ class Host:
     def _report_backwards(self) -> None:
         what = f"the device has run {counted(self._backwards, 'backward')} and no optimizer step, so nothing is trained"
         remedy = 'add "OPT" to section_types, or leave section_types out: an optimizer.step() on the host has no effect'
-        if process.current().trains and not self._machine.replica.steps:
+        if current().trains and not self._machine.replica.steps:
             self._report("AP07", "AP07", what, remedy)
 
     def _report(self, code: Code, subject: str, what: str, remedy: str) -> None:
         if subject not in self._reported:
             self._reported.add(subject)
-            process.report_here(code, what, remedy)
+            report_here(code, what, remedy)
 
     def _digests(self) -> Mapping[str, str]:
         """By path, a digest of each parameter that is on the device too."""

@@ -20,13 +20,12 @@ from sambasim.runtime.machine.launcher import check_world_size
 from sambasim.runtime.run.stepwise import STEP
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.values.memory import tensor_sha256
-from sambasim.samba import process
 from sambasim.samba.checks import data, job
 from sambasim.samba.checks.data import Division, Place
 from sambasim.samba.checks.host import Host, is_sampled
 from sambasim.samba.device import Hyperparameters, Machine
 from sambasim.samba.flags import FLAGS, MEASURING
-from sambasim.samba.process import Finding, app_error, app_line, current, report_here, typed_command
+from sambasim.samba.process import Finding, app_error, app_line, current, report, report_here, typed_command
 
 _BATCHES_COMPARED = (1, 2, 8)  # steps in which replicas compare their batches
 
@@ -198,7 +197,7 @@ class Checks:
         if not current().reporter.has("AP08"):
             what = f"{self._machine.program.loss} is {self._machine.replica.loss} in forward {self._forwards}"
             remedy = "a smaller learning rate, max_grad_norm= for the optimizer, or inputs of a smaller range"
-            process.report_here("AP08", what, remedy)
+            report_here("AP08", what, remedy)
 
     def _compare(self, mode: Way, watched: job.Job | None) -> None:
         """Compare all replicas before a step. In the first step compare how they sync, too."""
@@ -214,7 +213,7 @@ class Checks:
             for rank, snapshot in enumerate(shown):
                 if isinstance(snapshot, tuple):  # from `job.finish` of a replica that has ended
                     current().reporter.report_from(rank, snapshot[1])
-            process.report(job.different_steps(points, where))
+            report(job.different_steps(points, where))
             raise job.CheckIsOver  # a check reports instead of raising, and cannot go on
         if self._step == 1:
             check_agreement([snapshot.mode for snapshot in shown], where)
@@ -222,7 +221,7 @@ class Checks:
             return
         of_replicas = [snapshot.trained for snapshot in shown]
         if self._step == 1 and (start := different_start(of_replicas, where)) is not None:
-            process.report(start)
+            report(start)
             self._machine.follow_first(self._communicator)
         # Replicas in different epochs may have different rates and orders. Then the cause is reported, once.
         uneven = data.different_epochs([snapshot.place for snapshot in shown], where)
@@ -230,10 +229,10 @@ class Checks:
             when = f"before step {self._step}"
             self._report_cause(uneven, different_hyperparameters(of_replicas, when, where))
             if not (uneven and current().reporter.has("DP09")):
-                process.report(different_weights(of_replicas, when, where))
+                report(different_weights(of_replicas, when, where))
         if not current().reporter.has("DP05"):
             divisions = [snapshot.division for snapshot in shown]
-            process.report(data.wrong_division(divisions, compares_epochs=False))
+            report(data.wrong_division(divisions, compares_epochs=False))
             self._report_cause(uneven, data.wrong_division(divisions))
         fed = [snapshot.fed for snapshot in shown]
         self._fed = ()
@@ -241,7 +240,7 @@ class Checks:
             equal = data.equal_batches(fed, self._times_equal, self._step, line or where)
             # Equal random batches may be of a warm-up; no warm-up takes 8 steps, or draws from a DistributedSampler.
             if self._step == _BATCHES_COMPARED[-1] or (watched is not None and watched.samplers.passes):
-                process.report(equal)
+                report(equal)
             else:
                 self._withheld = equal
         if watched is not None:
@@ -249,14 +248,14 @@ class Checks:
 
     def _report_cause(self, cause: Finding | None, finding: Finding | None) -> None:
         if finding is None or cause is None:
-            process.report(finding)
+            report(finding)
         elif not current().reporter.has(cause.code):
-            process.report(cause, notice_only=True)
+            report(cause, notice_only=True)
 
     def _compare_last(self) -> None:
         """Compare after the last step. Collective, also for a rank that has nothing to show."""
         if self._samplers is not None and not self._samplers.passes and not current().reporter.has("DP04"):
-            process.report(self._withheld, notice_only=True)
+            report(self._withheld, notice_only=True)
         own: Trained | Predicted | None = None
         if self._shards:
             division, _, line = self._samplers.feeding() if self._samplers else (None, None, None)
@@ -268,9 +267,9 @@ class Checks:
         of_shards = [replica for replica in of_replicas if isinstance(replica, Predicted)]
         if len(of_training) == len(of_replicas):
             last = of_training, "at the end", self._where
-            process.report(different_hyperparameters(*last) or different_weights(*last), notice_only=True)
+            report(different_hyperparameters(*last) or different_weights(*last), notice_only=True)
         elif len(of_shards) == len(of_replicas) and not current().reporter.has("DP04", "DP05"):
-            process.report(wrong_shards(of_shards), notice_only=True)
+            report(wrong_shards(of_shards), notice_only=True)
 
 
 _OF_THE_GRAPH = ("batch_size", "inference")

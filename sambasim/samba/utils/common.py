@@ -18,11 +18,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from sambasim.errors import DataError, ModelError, OptionError, UserError
 from sambasim.runtime.machine.process import seed_everything
-from sambasim.samba import process
 from sambasim.samba.flags import MEASURE_PERFORMANCE, MEASURING
 from sambasim.samba.inputs import Inputs
 from sambasim.samba.notices import checks_keywords
-from sambasim.samba.process import app_error, type_error
+from sambasim.samba.process import app_error, current, type_error
 from sambasim.samba.request import Optimizer, as_mapping
 from sambasim.samba.session import session
 from sambasim.samba.trace import trace_graph
@@ -37,12 +36,12 @@ __all__ = [
 
 def get_rank() -> int:
     """The rank of this process; 0 before the ranks are connected, and in a single process."""
-    return process.current().rank
+    return current().rank
 
 
 def get_world_size() -> int:
     """The number of ranks; 1 before they are connected, and in a single process."""
-    return process.current().world_size
+    return current().world_size
 
 
 def is_main_process() -> bool:

@@ -20,9 +20,8 @@ from torch import nn
 from sambasim import __version__
 from sambasim.errors import OptionError, SambasimError
 from sambasim.pef import PefDocument, locate, read
-from sambasim.samba import process
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, RUN, Flag
-from sambasim.samba.process import app_error
+from sambasim.samba.process import app_error, print_notice, typed_command
 from sambasim.samba.request import as_mapping
 
 __all__ = ["get_pef_info", "get_pefmeta", "get_pefmeta_dict"]
@@ -114,7 +113,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def program_name() -> str:
     """How help and messages name the app: `python app.py`, or `sambasim app app.py`."""
-    script, typed = sys.argv[0], process.typed_command()
+    script, typed = sys.argv[0], typed_command()
     if script not in typed:  # the launcher may have changed the path
         script = next((word for word in typed if Path(word).name == Path(script).name), Path(script).name)
     if typed[:2] == ["sambasim", "app"]:
@@ -176,7 +175,7 @@ def parse(parser: CommandParser, command: str, arguments: Sequence[str]) -> Argu
     if has_pef and command == COMPILE:
         if "pef_name" in free:
             namespace.pef_name = Path(namespace.pef).stem
-        process.print_notice(f"--pef is for the other commands; compile writes the PEF {namespace.pef_name}")
+        print_notice(f"--pef is for the other commands; compile writes the PEF {namespace.pef_name}")
     elif has_pef and "batch_size" in free and namespace.batch_size == 1:  # else the app has its own default
         with suppress(SambasimError):
             _take_batch_size(namespace, read(locate(namespace.pef)), free)
