@@ -15,6 +15,7 @@ from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trace import CapturedGraph
 from sambasim.compiler.names import UniqueNames, symbol_name
 from sambasim.errors import OperatorError
+from sambasim.ir.dataflow import has_effect, needed_for
 from sambasim.ir.graph import TORCH_CONSTANTS, Argument, ComplexNumber, Node, Ref, SourceLine, TorchConstant
 from sambasim.ir.operators import ASSERTION, NUMBERS, OPERATORS, OperatorKind
 from sambasim.ir.types import NUMBER, VALUE_BYTES, TensorType
@@ -199,14 +200,10 @@ class Translation:
 
     def _drop_dead_code(self) -> None:
         """Drops nodes that nothing reads, except assertions, and random draws, which eager PyTorch makes too."""
-        needed, kept = set(self.outputs), []
-        for node in reversed(self.nodes):
-            operator = OPERATORS.get(node.operator)  # None for one of numbers
-            has_effect = node.operator == ASSERTION or (operator is not None and operator.draws_random_numbers)
-            if has_effect or not needed.isdisjoint(node.results):
-                kept.append(replace(node, results=tuple(name if name in needed else None for name in node.results)))
-                needed |= set(node.reads)
-        self.nodes = kept[::-1]
+        nodes, read = needed_for(self.outputs, self.nodes, {node.name for node in self.nodes if has_effect(node)})
+        self.nodes = [
+            replace(one, results=tuple(name if name in read else None for name in one.results)) for one in nodes
+        ]
         live = {result for node in self.nodes for result in node.results}
         self.values = {name: type_ for name, type_ in self.values.items() if name in live}
 

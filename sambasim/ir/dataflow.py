@@ -214,6 +214,25 @@ def last_uses(nodes: Sequence[Node], keep: Collection[str]) -> list[list[str]]:
     return last[::-1]
 
 
+def has_effect(node: Node) -> bool:
+    """Whether it checks something, or draws random numbers, which moves the generator for the nodes after it."""
+    operator = OPERATORS.get(node.operator)  # None for one of numbers
+    effects = (OperatorKind.CHECK, OperatorKind.GENERATOR)
+    return operator is not None and (operator.draws_random_numbers or operator.kind in effects)
+
+
+def needed_for(wanted: Collection[str], nodes: Sequence[Node], effects: Collection[str]) -> tuple[list[Node], set[str]]:
+    """Of `nodes`, those that lead to `wanted` values, or to one of the nodes called `effects`; and what these read."""
+    kept, read = [], set(wanted)
+    for node in reversed(nodes):
+        message = f"message {dict(node.kwargs).get('tag')}"  # what a send and its receive have in common
+        is_read = message in read if node.operator == "comm.send" else not read.isdisjoint(node.results)
+        if is_read or node.name in effects:
+            kept.append(node)
+            read.update(node.reads, [message] if node.operator == "comm.recv" else ())
+    return kept[::-1], read
+
+
 def aliases_of(value: str, nodes: Sequence[Node], readers: Mapping[str, Sequence[int]]) -> set[str]:
     """`value`, and all values that may share its memory. `readers`: those of `nodes`."""
     aliases, waiting = {value}, [value]

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sambasim.errors import OptionError
-from sambasim.ir.dataflow import groups_of, number_of, pass_and_update, readiness
+from sambasim.ir.dataflow import groups_of, has_effect, needed_for, number_of, pass_and_update, readiness
 from sambasim.ir.graph import Graph, Node, Section, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
-from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
 
@@ -220,12 +220,13 @@ def without_loss(program: Program) -> Program:
     if program.loss is None or not outputs:
         return program
     wanted = {output.value for output in outputs}
-    read = _read(whole.nodes, wanted)
+    _, read = needed_for(wanted, whole.nodes, ())
     effects = _effects(whole.nodes, [name for name in whole.inputs if name not in read])
     if effects is None:
         return program
-    read = _read(whole.nodes, wanted, effects)
-    left = [[node for node in whole.section_nodes(one) if _is_kept(node, read, effects)] for one in whole.sections]
+    nodes, read = needed_for(wanted, whole.nodes, effects)
+    kept = {node.name for node in nodes}
+    left = [[node for node in whole.section_nodes(one) if node.name in kept] for one in whole.sections]
     symbols = {name: one for name, one in program.symbols.items() if one.kind is not SymbolKind.INPUT or name in read}
     inputs = tuple(name for name in whole.inputs if name in symbols)
     evaluation = replace(with_sections(whole, zip(whole.sections, left, strict=True)), inputs=inputs, outputs=outputs)
@@ -234,39 +235,16 @@ def without_loss(program: Program) -> Program:
     return replace(program, loss=None, count=None, logged={}, evaluated={})
 
 
-def _read(nodes: Sequence[Node], wanted: Iterable[str], effects: Set[str] = frozenset()) -> set[str]:
-    """`wanted`, and all values that its nodes and the nodes `effects` read."""
-    read = set(wanted)
-    for node in reversed(nodes):
-        if _is_kept(node, read, effects):
-            read.update(node.reads)
-            if node.operator == "comm.recv":
-                read.add(_message(node))
-    return read
-
-
-def _is_kept(node: Node, read: Set[str], effects: Set[str]) -> bool:
-    if node.operator == "comm.send":
-        return _message(node) in read
-    return node.name in effects or not read.isdisjoint(node.results)
-
-
-def _message(node: Node) -> str:
-    """What a send and its receive have in common."""
-    return f"message {dict(node.kwargs)['tag']}"
-
-
 def _effects(nodes: Sequence[Node], left_out: Sequence[str]) -> set[str] | None:
     """The names of the nodes that check or draw something, without checks that depend on the inputs `left_out`. None if
     a draw depends on them: without it, later draws would be others."""
     depends, effects = set[str | None](left_out), set[str]()
     for node in nodes:
-        operator = OPERATORS[node.operator]
         if not depends.isdisjoint(node.reads):
             depends.update(node.results)
-            if operator.draws_random_numbers:
+            if OPERATORS[node.operator].draws_random_numbers:
                 return None
-        elif operator.draws_random_numbers or operator.kind in (OperatorKind.CHECK, OperatorKind.GENERATOR):
+        elif has_effect(node):
             effects.add(node.name)
     return effects
 
