@@ -24,8 +24,8 @@ from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
 
-from sambasim.compiler.capture.recording import is_bug, line_of, user_line
-from sambasim.data.user_code import summary
+from sambasim.compiler.capture.recording import is_bug, line_of
+from sambasim.data.user_code import summary, user_line
 from sambasim.errors import CaptureError, InternalError, MachineError, SambasimError
 from sambasim.forks import Idle, forked
 from sambasim.runtime.machine.process import use_small_pages

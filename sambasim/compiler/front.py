@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sambasim.compiler.capture.arguments import kept_default, left_to_run, parameters_of, skipped
-from sambasim.compiler.capture.recording import forward_line, user_line
+from sambasim.compiler.capture.recording import forward_line
 from sambasim.compiler.capture.step import NAMED_LOSSES, Example, Loss, by_place, named_losses
 from sambasim.compiler.capture.tensors import inputs_in
 from sambasim.compiler.capture.trial import with_values
@@ -26,7 +26,7 @@ from sambasim.compiler.compile import Stopwatch, capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import ONE_TENSOR, Batch, batch_of, bind, each_value, flat, is_list_of_numbers
 from sambasim.data.datasets import DEFAULT_SAMPLES, Source, open_source
-from sambasim.data.user_code import check_arguments, load_object, summary
+from sambasim.data.user_code import check_arguments, load_object, summary, user_line
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions

@@ -20,7 +20,7 @@ from typing import TypeVar
 from sambasim.errors import CallbackError, DataError, ModelError, OptionError, SambasimError, UserError
 from sambasim.options.grammar import missing_file, missing_module, split_target, target_problems
 from sambasim.options.problem import nearest, show
-from sambasim.whose_code import is_ours, is_users_file
+from sambasim.whose_code import is_library_file, is_users_file
 
 _ERRORS: Mapping[str, type[UserError]] = {
     "model": ModelError, "loss": ModelError, "optimizer": OptionError, "metric": OptionError,
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 def user_line(error: BaseException) -> str | None:
-    """`file:line: code` of the deepest frame of user code; without one, of the deepest frame that is not ours."""
+    """`file:line: code` of the deepest frame of user code; without one, of the deepest of an installed package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     every = traceback.extract_tb(error.__traceback__)[::-1]
-    frames = [frame for frame in every if frame.filename[:1] != "<" and not is_ours(frame.filename)]
+    frames = [frame for frame in every if not is_library_file(frame.filename)]
     frame = next((frame for frame in frames if is_users_file(frame.filename)), frames[0] if frames else None)
     return None if frame is None else f"{os.path.normpath(frame.filename)}:{frame.lineno}: {frame.line}"
 

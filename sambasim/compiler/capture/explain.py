@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sambasim.compiler.capture.recording import Op, Recording, forward_line, is_bug, user_line
+from sambasim.compiler.capture.recording import Op, Recording, forward_line, is_bug
+from sambasim.data.user_code import user_line
 from sambasim.errors import CaptureError, SambasimError
 from sambasim.units import first_of
 

@@ -367,14 +367,6 @@ def read_by(node: fx.Node) -> str | None:
     return next((str(line) for line in map(source_line, node.users) if line), None)
 
 
-def user_line(error: BaseException) -> str | None:
-    """The innermost line of the user's program that `error` went through; else one of an installed library."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if not is_library_file(frame.filename)]
-    users = [frame for frame in frames if not is_package_file(frame.filename)]
-    last = next(reversed(users or frames), None)
-    return f"{last.filename}:{last.lineno}: {last.line}" if last else None
-
-
 def is_bug(error: BaseException) -> bool:
     """Whether code of sambasim raised `error`, itself or by Python's own library."""
     for frame in reversed(extract_tb(error.__traceback__)):

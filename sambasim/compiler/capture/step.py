@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from sambasim.compiler.capture.arguments import left_to_run, parameters_of
-from sambasim.compiler.capture.recording import forward_line, user_line
+from sambasim.compiler.capture.recording import forward_line
 from sambasim.compiler.capture.results import by_position, check_one_loss, is_in, named_loss, scalars_in, tensors_in
 from sambasim.compiler.capture.tensors import dtype_name
 from sambasim.compiler.capture.trial import as_written
 from sambasim.data.batches import each_value, flat
-from sambasim.data.user_code import load_object, summary
+from sambasim.data.user_code import load_object, summary, user_line
 from sambasim.errors import ModelError, OptionError, SambasimError
 from sambasim.options.compile import CompileOptions
 from sambasim.options.grammar import ignored_class

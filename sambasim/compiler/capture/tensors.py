@@ -18,9 +18,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sambasim.compiler.capture.recording import user_line
 from sambasim.compiler.capture.trial import with_values
-from sambasim.data.user_code import summary
+from sambasim.data.user_code import summary, user_line
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES
