@@ -8,7 +8,7 @@ left; in the backward, they read what the first removed layer read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
@@ -26,7 +26,7 @@ from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 from sambasim.errors import CaptureError, ModelError
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.dataflow import pass_and_update
-from sambasim.ir.graph import Argument, Graph, Node, Output, Ref, SectionKind, renamed, with_sections
+from sambasim.ir.graph import Graph, Node, Output, SectionKind, renamed, with_sections
 from sambasim.ir.program import AVERAGE, Program
 from sambasim.ir.types import SymbolKind, gradient_name, parameter_of
 from sambasim.options.compile import CompileOptions
@@ -209,25 +209,12 @@ def _fewer_layers(program: Program, left: int) -> Shorter | None:
     return None
 
 
-def _keys(graph: Graph, program: Program) -> list[Hashable]:
+def _keys(graph: Graph, program: Program) -> list[str]:
     """Equal for nodes that do the same with operands of the same types."""
-
-    def shown(argument: Argument) -> Hashable:
-        if isinstance(argument, Ref):
-            own = graph.values.get(argument.name)
-            return program.symbols[argument.name].type if own is None else own
-        if isinstance(argument, tuple):
-            return tuple(map(shown, argument))
-        return type(argument), argument
-
+    types = {name: str(type_) for name, type_ in graph.types(program.symbols).items()}
+    typed = (renamed(node, types) for node in graph.nodes)
     return [
-        (
-            node.operator,
-            shown(node.args),
-            tuple((name, shown(argument)) for name, argument in node.kwargs),
-            tuple(None if name is None else graph.values[name] for name in node.results),
-        )
-        for node in graph.nodes
+        repr((node.operator, node.args, node.kwargs, [name and types[name] for name in node.results])) for node in typed
     ]
 
 
