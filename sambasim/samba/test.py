@@ -1,8 +1,6 @@
 """Checks of device results: `assert_close`, `TestWithGold`, `consistency_test`, and reports in JSON."""
 
 import functools
-import json
-import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from pydantic import JsonValue
+from pydantic_core import to_json
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.tensors import held_by
@@ -179,18 +178,14 @@ MAX_BF16_TRUNCATE_NORMAL_REL = 2.0**-7
 
 
 def write_json(path: str | os.PathLike[str], *rows: Mapping[str, JsonValue], appends: bool = False) -> None:
-    """Writes each row as a line of JSON, or `appends` it and makes the folder. Raises OptionError if that fails."""
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    """Writes each row as a line of JSON, with infinity and NaN as text, which JSON does not have; or `appends` it and
+    makes the folder. Raises OptionError if that fails."""
+    text = "".join(f"{to_json(row, inf_nan_mode='strings').decode()}\n" for row in rows)
     with failing_with(OptionError, f"{path} cannot be written", "give another path"):
         if appends:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a" if appends else "w", encoding="utf-8") as file:
             file.write(text)
-
-
-def _as_json(number: float) -> float | str:
-    """`number`, with infinity and NaN as text: JSON does not have them."""
-    return number if math.isfinite(number) else str(number)
 
 
 @checks_keywords("assert_close")
@@ -263,7 +258,7 @@ def _plain(name: str, value: object) -> JsonValue:
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
-        return _as_json(value) if isinstance(value, float) else value
+        return value
     what = f"a report holds numbers and texts, and {name} is {type(value).__name__}"
     raise OptionError(what, remedy="give one number, a tensor of one element, a text, or a dictionary of these")
 
@@ -294,7 +289,7 @@ def _rows(model: nn.Module) -> Iterator[dict[str, JsonValue]]:
         row: dict[str, JsonValue] = {"name": symbol.name, "kind": symbol.kind.value, **_figures(device)}
         if symbol.torch_names and symbol.torch_names[0] in host:
             apart = (device - host[symbol.torch_names[0]].detach().double()).abs()
-            row["largest_difference_to_host"] = _as_json(float(apart.max())) if apart.numel() else 0.0
+            row["largest_difference_to_host"] = float(apart.max()) if apart.numel() else 0.0
         yield row
     for name, value in session.tensor_dict.items():
         if isinstance(value, SambaTensor) and value.has_data:
@@ -305,5 +300,5 @@ def _figures(values: Tensor) -> dict[str, JsonValue]:
     if not values.numel():
         return {"elements": 0}
     shown = {"norm": values.norm(), "mean": values.mean(), "least": values.min(), "largest": values.max()}
-    numbers = {name: _as_json(float(value)) for name, value in shown.items()}
+    numbers = {name: float(value) for name, value in shown.items()}
     return {"elements": values.numel(), **numbers, "not_finite": int((~values.isfinite()).sum())}

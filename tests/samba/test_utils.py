@@ -109,7 +109,8 @@ def test_an_accuracy_report_is_saved(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == figures
     assert (report.val_accuracy, report.val_metrics["loss"]) == (97.5, 0.25)
     report.save(None)
-    assert report_of(loss=torch.tensor(torch.nan)).loss == "nan", "JSON has no number for it"
+    report_of(loss=torch.tensor(torch.nan)).save(path)
+    assert json.loads(path.read_text()) == {"loss": "NaN"}, "JSON has no number for it"
     with pytest.raises(AttributeError, match="this report has no loss; it has val_accuracy, val_metrics, batch_size"):
         _ = report.loss
     with pytest.raises(OptionError, match="losses is list"):
