@@ -128,9 +128,9 @@ def _compared(kind: _Kind, a: Path, b: Path, asked: range | None) -> Row:
         return compare_files("weights" if kind is _Kind.WEIGHTS else "files", *names, (saved, others), facts)
     if kind is _Kind.CHECKPOINT:
         from sambasim.runtime.checkpoint.choose import differences
-        from sambasim.runtime.checkpoint.content import check
+        from sambasim.runtime.checkpoint.content import Checkpoint
 
-        ours, theirs = check(a), check(b)
+        ours, theirs = Checkpoint(a), Checkpoint(b)
         changes = differences(ours.manifest, theirs.manifest)
         facts = [Row(name=change.name, a=change.before, b=change.now) for change in changes]
         return compare_files("checkpoints", *names, (ours.tensors(), theirs.tensors()), facts)

@@ -21,7 +21,7 @@ from sambasim.units import counted
 
 FORMAT: Final = "sambasim-pef"
 VERSION: Final = "4"
-WRITER = f"sambasim {__version__}"
+WRITER: Final[str] = f"sambasim {__version__}"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -66,7 +66,7 @@ class RecordedRun(RunFacts):
     cpu: str
     ranks: Count
     sync: str
-    options: dict[str, bool | int | float | str | None]
+    options: dict[str, bool | int | float | str]
     steps: Count
     first_step: Count
     last_step: Count

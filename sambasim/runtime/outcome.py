@@ -1,7 +1,6 @@
 """What a run reports, as records: notices at its start; the summary at its end, with the predicted time of a step on
 devices, and the bytes that sync moved, added over ranks."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple
 from itertools import chain, takewhile
@@ -163,7 +162,6 @@ def summarize(
     progress = totals.progress
     measured = asdict(totals) | asdict(progress)
     measured["loss_scale"] = None if progress.loss_scale is None else progress.loss_scale.value
-    measured["loss_first"] = math.nan if progress.loss_first is None else progress.loss_first
     return SummaryRecord(
         **{name: value for name, value in measured.items() if name in SummaryRecord.model_fields},
         **facts(setup, team),

@@ -11,7 +11,7 @@ from torch import Tensor
 import sambasim as ss
 from sambasim.errors import CheckpointError, OptionError
 from sambasim.options.given import as_table
-from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.content import Checkpoint
 from tests.api.conftest import BATCH, TRAIN, compiled, net, trained
 
 BF16: dict[str, Any] = {"dtype": "bf16", "master_weights": True, "data_parallel": True, "world_size": 2}
@@ -27,7 +27,7 @@ def of_model(folder: Path, name: str, frozen: str = "", groups: int = 1, **optio
 
 
 def saved(run: ss.Run) -> dict[str, Tensor]:
-    return dict(check(Path(run.summary.checkpoint or "")).tensors())
+    return dict(Checkpoint(Path(run.summary.checkpoint or "")).tensors())
 
 
 @pytest.mark.parametrize("numerics", [{}, BF16], ids=["float32", "master weights, replicas"])

@@ -23,7 +23,7 @@ import click
 import pytest
 
 from sambasim.forks import STOP_SIGNALS, children_of
-from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.content import Checkpoint
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from tests.faults.command import sambasim
 from tests.support.mpi import (
@@ -170,7 +170,7 @@ def wrong(strike: Strike, folder: Path, seed: int = 0) -> Iterator[str]:
     if not there:
         yield "there is no checkpoint"
     else:
-        check(there[0])
+        Checkpoint(there[0])
         if steps and int(there[0].name[5:]) != steps[-1]:
             yield f"{there[0].name} is not of the last step, {steps[-1]}"
     yield from _left(job, before)

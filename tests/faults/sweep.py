@@ -21,7 +21,7 @@ from typing import NamedTuple
 import click
 
 from sambasim.errors import SambasimError
-from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.content import Checkpoint
 from sambasim.runtime.checkpoint.folder import checkpoints_in
 from sambasim.runtime.watch.watchdog import LEAST_LIMIT_S
 from tests.faults.command import sambasim
@@ -185,7 +185,7 @@ def play(case: Case, state_sha256: str, folder: Path, slack_s: float) -> Verdict
     for path in checkpoints_in(folder / "saved"):
         verdict.checkpoints += 1
         try:
-            check(path)
+            Checkpoint(path)
         except SambasimError as error:
             verdict.problems.append(f"a checkpoint is damaged: {error}")
     _resume(verdict, state_sha256, folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sambasim.records.metrics import SummaryRecord
-from sambasim.runtime.checkpoint.content import check
+from sambasim.runtime.checkpoint.content import Checkpoint
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, checkpoints_in
 from tests.faults.command import sambasim
 from tests.support.examples import CompiledExample
@@ -163,7 +163,7 @@ def test_a_second_run_is_refused_and_the_first_one_keeps_its_checkpoints(every: 
     assert saved_all == (every == "1")
     assert f"SIGUSR1: the run has ended after step {int(there[0].name[5:])}, which is saved" in printed.read_text()
     for path in there:
-        check(path)
+        Checkpoint(path)
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {LOCK_FILE, *(path.name for path in there)}
 
 

@@ -14,7 +14,7 @@ from sambasim.compiler.front import build_model
 from sambasim.data.datasets import open_source
 from sambasim.options.run import RunOptions
 from sambasim.pef import read
-from sambasim.runtime.checkpoint.content import Checkpoint, check
+from sambasim.runtime.checkpoint.content import Checkpoint
 from sambasim.runtime.checkpoint.saver import restore
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.run.replica import input_specs
@@ -73,7 +73,7 @@ def check_resumed(found: Mapping[str, Trained], folder: Path) -> None:
         assert ends.setdefault(pef, run.outcome) == run.outcome, name
         if by and by != ["server"]:  # which writes other shards
             # What a checkpoint holds has the buffers of every replica too, which no other digest covers.
-            shards = [check(folder / one / f"{_STEP}5").manifest.shards for one in (f"{pef} {way}", name)]
+            shards = [Checkpoint(folder / one / f"{_STEP}5").manifest.shards for one in (f"{pef} {way}", name)]
             whole, resumed = [[shard.sha256 for shard in one.values()] for one in shards]
             assert whole == resumed, name
     assert len(set(ends.values())) == len(ends), "they cannot all have been trained"
@@ -201,13 +201,13 @@ def test_a_checkpoint_of_chips_goes_on_without_them_and_back(folder: Path, tmp_p
     )
     assert "changed since the checkpoint: replicas = 2 (checkpoint: 2 of 2 chips)" in found["alone"].notices
     assert found["alone"].summary.samples == 2 * found["chips"].summary.samples
-    saved = check(tmp_path / "chips" / f"{_STEP}1")
+    saved = Checkpoint(tmp_path / "chips" / f"{_STEP}1")
     means = {name: one for name, one in saved.tensors() if name.endswith(MEAN)}
     of_replica = [[means[f"replica {one}/{chip}{MEAN}"] for chip in ("", "chip 1/")] for one in range(2)]
     assert not of_replica[0][0].equal(of_replica[0][1])
     for pef, expected in ((chips, [*of_replica[0], *of_replica[1]]), (alone, [one[0] for one in of_replica])):
         assert all(map(torch.equal, restored(pef, saved), expected))
-    saved = check(tmp_path / "alone" / f"{_STEP}2")
+    saved = Checkpoint(tmp_path / "alone" / f"{_STEP}2")
     of_replica = [[one] * 2 for name, one in saved.tensors() if name.endswith(MEAN)]
     assert all(map(torch.equal, restored(chips, saved), [*of_replica[0], *of_replica[1]]))
 

@@ -17,7 +17,7 @@ from sambasim.options.training import WITH_END, TrainingOptions
 from sambasim.pef import digest_of
 from sambasim.pef.digests import PARTS
 from sambasim.runtime.checkpoint import folder
-from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, check, describe, states_of
+from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, describe, states_of
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import learning_rate_factor, plan
 from sambasim.runtime.run.setup import Setup
@@ -240,7 +240,7 @@ def choose(resume: str, checkpoint_dir: Path | None, communicator: Communicator)
     for path in candidates:
         try:
             with communicator.alike():
-                checkpoint = check(path, communicator.rank, communicator.world_size)
+                checkpoint = Checkpoint(path, communicator.rank, communicator.world_size)
         except CheckpointError as error:
             if resume != AUTO or not error.is_damage:
                 raise

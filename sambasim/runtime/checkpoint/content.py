@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sambasim import __version__
 from sambasim.errors import MOST_REPLICAS, MOST_THREADS, CheckpointError, failing_with
 from sambasim.files import Misfit, OtherVersion, in_memory, parse_file
 from sambasim.ir.types import DTYPE_BYTES, HIGHEST_RANK, Cut, Ranks, Symbol, SymbolKind, TensorType
@@ -86,7 +85,7 @@ class Manifest(_Model):
 
     format: Literal["sambasim-checkpoint"] = FORMAT_NAME
     version: Literal["3.4"] = FORMAT_VERSION
-    writer: str = f"sambasim {__version__}"
+    writer: str = WRITER
     digest: str = ""
     pef: PefModel
     position: Position
@@ -198,14 +197,20 @@ class _Place(NamedTuple):
 
 
 class Checkpoint:
-    """The checkpoint in the folder `path`, its tensors flat, by their names in the shards. Raises CheckpointError."""
+    """The checkpoint in the folder `path`, its tensors flat, by their names in the shards. Shards are compared with
+    their digests: each of `ranks` processes compares others. Raises CheckpointError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int = 0, ranks: int = 1) -> None:
         self.manifest = _read_manifest(path)
         self.path = path
         self._files = {name: self._open(name) for name in self.manifest.shards}
         self._places: dict[str, list[_Place]] = {}
         self._index()
+        for name, shard in list(self.manifest.shards.items())[rank::ranks]:
+            with _reading(path, name), (path / name).open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            if sha256 != shard.sha256:
+                raise _damaged(path, name, "its content is not what was written: its SHA-256 differs")
 
     def read(self, name: str, start: int, into: Tensor) -> None:
         stop = start + into.numel()
@@ -272,17 +277,6 @@ class Checkpoint:
                 raise _damaged(self.path, "its shards", f"they hold {at} of {type_.numel} elements of {name}")
         for place, *_ in unknown.values():
             raise _damaged(self.path, place.shard, f"{place.key} is no piece of a tensor of the manifest")
-
-
-def check(path: Path, rank: int = 0, ranks: int = 1) -> Checkpoint:
-    """The checkpoint, its shards compared with their digests: each of `ranks` processes compares others."""
-    checkpoint = Checkpoint(path)
-    for name, shard in list(checkpoint.manifest.shards.items())[rank::ranks]:
-        with _reading(path, name), (path / name).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if sha256 != shard.sha256:
-            raise _damaged(path, name, "its content is not what was written: its SHA-256 differs")
-    return checkpoint
 
 
 def _damaged(path: Path, part: str, what: str) -> CheckpointError:

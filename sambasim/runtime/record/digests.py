@@ -14,7 +14,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from sambasim import __version__
 from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
@@ -24,6 +23,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
 from sambasim.options.grammar import step_range
 from sambasim.pef.archive import bytes_of
+from sambasim.pef.document import WRITER
 from sambasim.records.digests import (
     REPLICA_FILES,
     RUN_FILE,
@@ -105,20 +105,19 @@ def digested(seen: Seen, tensor: Tensor, micro_step: int | None = None) -> Value
 
 def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
     graph = setup.program.training
-    tables = {name: table for name, table in setup.resolved.tables.items() if table is not None}
-    options = {name: value for name, value in leaves(tables).items() if value != {}}
-    if setup.options.weights is not None:
-        options["weights"] = str(setup.options.weights)
+    weights = setup.options.weights
+    options = leaves({**setup.resolved.tables, "weights": weights and str(weights)})
     return RecordedRun(
         **facts(setup, team),
-        by=f"sambasim {__version__}",
+        by=WRITER,
         pef=setup.program.name,
         cpu=", ".join(setup.cpus),
         ranks=setup.mesh.world_size,
         sync=team.transport.title,
         options={
-            name: value if value is None or isinstance(value, int | float | str) else repr(value)
+            name: value if isinstance(value, int | float | str) else repr(value)
             for name, value in options.items()
+            if value not in (None, {})
         },
         steps=plan.steps,
         first_step=asked.start,

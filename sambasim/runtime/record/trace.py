@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sambasim import __version__
 from sambasim.errors import MachineError, failing_with
 from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
+from sambasim.pef.document import WRITER
 from sambasim.records.trace import TraceProcess, TraceSpan, Track, trace_json
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.run.plan import Plan
@@ -130,7 +130,7 @@ class RunTrace(StepRecorder):
         device = str(document.compile_options.get("arch", "device")).upper()
         return {
             "kind": "measured",
-            "by": f"sambasim {__version__}",
+            "by": WRITER,
             "pef": document.program.name,
             "pef_digest": document.digest,
             "device": f"measured on CPUs, not on the {device} that the PEF was compiled for",

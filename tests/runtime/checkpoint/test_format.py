@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from sambasim.errors import CheckpointError, MachineError, OptionError
-from sambasim.runtime.checkpoint.content import MAX_MANIFEST_BYTES, check
+from sambasim.runtime.checkpoint.content import MAX_MANIFEST_BYTES, Checkpoint
 from sambasim.runtime.checkpoint.folder import LOCK_FILE, MANIFEST_FILE, claim
 from sambasim.runtime.machine.communicator import single_rank
 from tests.runtime.checkpoint import samples
@@ -92,7 +92,7 @@ def test_damage_is_refused(name: str, tmp_path: Path) -> None:
     path = write_sample(tmp_path)
     damage(path)
     with pytest.raises(CheckpointError) as refused:
-        check(path)
+        Checkpoint(path)
     assert caught in refused.value.what
     assert refused.value.is_damage == ("version" not in name)
     assert path.name in refused.value.what
@@ -102,7 +102,7 @@ def test_damage_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    checkpoint = check(write_sample(tmp_path))
+    checkpoint = Checkpoint(write_sample(tmp_path))
     found = dict(checkpoint.tensors())
     right = samples.tensors()
     assert found.keys() == right.keys()
