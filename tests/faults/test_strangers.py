@@ -8,8 +8,8 @@ import pytest
 from sambasim import pef
 from sambasim.errors import InternalError, PefError
 from sambasim.pef.files import record_compiled
-from sambasim.runtime.engine.operator_types import check_operators
 from sambasim.runtime.run.setup import blamed_on_strangers
+from sambasim.runtime.values.operators import check_operators
 from tests.faults.command import sambasim
 from tests.faults.fault import Compiled, net
 from tests.pef.damage import Fields, put_together, unpack

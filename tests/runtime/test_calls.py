@@ -16,8 +16,8 @@ from sambasim.ir.graph import Argument, Node, Ref
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.types import TensorType
 from sambasim.runtime.engine.handlers import Binding, instruction_of
-from sambasim.runtime.engine.instructions import BUILTINS, WRITES_OUT, Instruction, RegisterFile, value_of
-from sambasim.runtime.values.operators import find_operator
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, value_of
+from sambasim.runtime.values.operators import BUILTINS, WRITES_OUT, find_operator
 
 PLAIN = torch.arange(12.0).view(3, 4) / 7 + 0.1
 ROW = torch.tensor([[0.5, -1.0, 2.0, 0.25]])

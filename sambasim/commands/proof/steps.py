@@ -17,7 +17,8 @@ from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.runtime.engine.instructions import Function, reporting
+from sambasim.runtime.engine.instructions import reporting
+from sambasim.runtime.values.operators import Function
 from sambasim.runtime.watch.observer import StepObserver
 
 _ROUNDINGS, _ROUNDINGS_OF_PARTS, _ROUNDINGS_IN_16_BITS = 16, 128, 2

@@ -29,7 +29,6 @@ from sambasim.errors import (
     DataError,
     InternalError,
     MachineError,
-    PefError,
     SambasimError,
     is_out_of_memory,
 )
@@ -37,9 +36,9 @@ from sambasim.ir.dataflow import axis_of
 from sambasim.ir.graph import Node
 from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.ir.types import Symbol
-from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.runtime.engine.instructions import Instruction, Operand, Registers, Unit, registers_in
 from sambasim.runtime.transports.communication import Communication
+from sambasim.runtime.values.operators import wrong_number
 
 
 class Misfit(Exception):
@@ -121,9 +120,7 @@ class Code:
             return
         node = instruction.node
         if isinstance(error, Misfit):
-            does = f"{node.operator} does not return the {len(node.results)} tensors that the PEF states"
-            where = str(node.source or node.operator)
-            raise PefError(f"node {node.name}: {does}", where=where, remedy=COMPILE_AGAIN) from error
+            raise wrong_number(node) from error
         if node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
             return  # its operands are ours: values of the inputs are not to blame
         raise operator_error(node, error, held()) from error

@@ -17,11 +17,12 @@ from sambasim.ir.ranks import ends_of
 from sambasim.ir.types import Cut, TensorType
 from sambasim.optimizers import KINDS
 from sambasim.runtime.engine import instructions
-from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, value_of
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, value_of
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Simple, mean_of, nothing, sum_of
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.mean import SquareSums, parts_of
 from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
+from sambasim.runtime.values.operators import Function
 from sambasim.runtime.values.optimizers import Optimizers
 
 

@@ -35,10 +35,10 @@ from sambasim.ir.graph import Node, Ref, Section, SectionKind
 from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import instructions
-from sambasim.runtime.engine.instructions import Function, Instruction, RegisterFile, Unit
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
 from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler, use_inductor_cache
-from sambasim.runtime.values.operators import call_of, find_operator
+from sambasim.runtime.values.operators import Function, call_of, find_operator, tensors_returned
 
 Fakes: TypeAlias = Mapping[str, Tensor]
 
@@ -229,7 +229,7 @@ def rebuild(
         if call is None:
             operator = find_operator(node.operator)
             call = call_of(partial(_added, graph, operator), node)(values)
-            is_one = instructions.tensors_returned(operator._schema) == 1
+            is_one = tensors_returned(operator) == 1
         for index, name in enumerate(node.results):
             if name is not None:
                 value = call if is_one else graph.call_function(getitem, (call, index))

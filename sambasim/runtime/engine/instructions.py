@@ -1,22 +1,17 @@
-"""Instructions over numbered registers, and how a node of an ATen operator becomes one.
+"""Instructions over numbered registers, and how a node of an ATen operator becomes one."""
 
-The functions that torch generates for Python call the same kernels as `torch.ops`, one to two microseconds faster.
-"""
-
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
-from torch import FunctionSchema, Tensor
+from torch import Tensor
 
 from sambasim.ir.dataflow import last_uses
 from sambasim.ir.graph import Argument, Node, Ref, Section
 from sambasim.runtime.transports.communication import Communication
-from sambasim.runtime.values.operators import find_operator, plain_argument
+from sambasim.runtime.values.operators import Function, builtin, find_operator, plain_argument, tensors_returned
 
-Function: TypeAlias = Callable[..., object]
 Registers: TypeAlias = list[Any]
 
 Operand: TypeAlias = "int | tuple[Operand, ...]"  # a register, or a list of them, as `cat` takes
@@ -119,7 +114,7 @@ def reporting(node: Node, function: Function, report: Callable[[str, Tensor, Seq
 def aten_instruction(node: Node, registers: RegisterFile) -> Instruction:
     """The call of an ATen operator. Raises PefError if this torch lacks the operator or a constant."""
     operator = find_operator(node.operator)
-    function: Function = builtin(node, operator._schema) or operator._op
+    function: Function = builtin(node) or operator._op
     fixed = {name: plain_argument(value) for name, value in node.kwargs if not _refers(value)}
     varying = {name: value for name, value in node.kwargs if name not in fixed}
     if fixed:
@@ -127,7 +122,7 @@ def aten_instruction(node: Node, registers: RegisterFile) -> Instruction:
     if varying:
         function = partial(_call_with_keywords, function, tuple(varying))
     operands = [_operand(argument, registers) for argument in (*node.args, *varying.values())]
-    return instruction_for(node, function, operands, registers, returned=tensors_returned(operator._schema))
+    return instruction_for(node, function, operands, registers, returned=tensors_returned(operator))
 
 
 def _call_with_keywords(function: Function, names: tuple[str, ...], *operands: object) -> object:
@@ -145,46 +140,3 @@ def _operand(argument: Argument, registers: RegisterFile) -> Operand:
 
 def _refers(argument: Argument) -> bool:
     return isinstance(argument, Ref) or (isinstance(argument, tuple) and any(map(_refers, argument)))
-
-
-def tensors_returned(schema: FunctionSchema) -> int:
-    """0 for a list of them."""
-    return len(schema.returns) if all(str(value.type) == "Tensor" for value in schema.returns) else 0
-
-
-_FUNCTIONS = """
-    mm.default addmm.default bmm.default baddbmm.default
-    t.default transpose.int permute.default unsqueeze.default squeeze.dim select.int
-    add.Tensor sub.Tensor mul.Tensor div.Tensor neg.default exp.default log.default sqrt.default rsqrt.default
-    relu.default tanh.default sigmoid.default sum.dim_IntList mean.dim
-    _log_softmax.default _log_softmax_backward_data.default _softmax.default _softmax_backward_data.default
-    native_layer_norm.default clone.default embedding.default native_dropout.default
-"""
-_WITH_OUT = """
-    mm.default addmm.default bmm.default baddbmm.default add.Tensor sub.Tensor mul.Tensor div.Tensor neg.default
-    sum.dim_IntList mean.dim
-"""
-
-BUILTINS: Mapping[str, Function] = {
-    **{f"aten.{name}": getattr(torch, name.partition(".")[0]) for name in _FUNCTIONS.split()},
-    "aten.expand.default": Tensor.expand,
-    "aten.view.default": Tensor.reshape,
-}
-"""By operator: a function with the same operands. `reshape` for `view` copies if a kernel returns other strides than at
-capture (LSTM's backward)."""
-
-WRITES_OUT = frozenset(f"aten.{name}" for name in _WITH_OUT.split())
-
-
-def _drop_all(value: Tensor, rate: float, trains: bool) -> tuple[Tensor, Tensor]:
-    """Dropout at rate 1 draws nothing in eager PyTorch; torch's kernel draws a number for each element."""
-    return value * 0.0, torch.zeros_like(value, dtype=torch.bool)
-
-
-def builtin(node: Node, schema: FunctionSchema) -> Function | None:
-    """The Python function for `node`; None if there is none, or if it might choose another overload."""
-    if node.operator == "aten.native_dropout.default" and node.args[1:] == (1.0, True):
-        return _drop_all
-    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    tensors = [argument.name for argument in schema.arguments if str(argument.type) == "Tensor"]
-    return BUILTINS.get(node.operator) if all(isinstance(values.get(name), Ref) for name in tensors) else None

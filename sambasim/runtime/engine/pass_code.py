@@ -18,8 +18,8 @@ from sambasim.ir.graph import Node
 from sambasim.ir.operators import OperatorKind
 from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.code import Code, generate
-from sambasim.runtime.engine.instructions import WRITES_OUT, Function, Instruction, Unit, builtin
-from sambasim.runtime.values.operators import find_operator
+from sambasim.runtime.engine.instructions import Instruction, Unit
+from sambasim.runtime.values.operators import WRITES_OUT, Function, builtin
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def find_routes(
             chain.insert(0, position_of[node.reads[0]])
         maker, *views = chain
         node, made = nodes[maker], nodes[maker].results[0]
-        writes_out = node.operator in WRITES_OUT and builtin(node, find_operator(node.operator)._schema) is not None
+        writes_out = node.operator in WRITES_OUT and builtin(node) is not None
         if made is None or not writes_out:
             continue
         aliases = aliases_of(made, nodes, readers)

@@ -18,10 +18,11 @@ from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.training import LossScaleOptions
-from sambasim.runtime.engine.instructions import Function, reporting
+from sambasim.runtime.engine.instructions import reporting
 from sambasim.runtime.record.digests import UNWRITTEN
 from sambasim.runtime.run.replica import Replica
 from sambasim.runtime.values.memory import DeviceMemory
+from sambasim.runtime.values.operators import Function
 from sambasim.runtime.watch.observer import StepObserver
 from sambasim.units import first_of
 

@@ -19,7 +19,6 @@ from sambasim.options.training import LossScaleOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.pef.files import is_compiled_here
-from sambasim.runtime.engine.operator_types import check_operators
 from sambasim.runtime.machine.agreement import DATA, check_equal
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler
@@ -32,6 +31,7 @@ from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.host import Roles, roles_of
 from sambasim.runtime.transports.in_process import Hub
 from sambasim.runtime.values.memory import DeviceMemory, Tensors, place_weights, slices_of
+from sambasim.runtime.values.operators import check_operators
 from sambasim.runtime.values.optimizers import Arguments, Optimizers, bind_arguments
 from sambasim.runtime.watch.observer import StepObserver
 from sambasim.units import counted
