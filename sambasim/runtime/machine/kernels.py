@@ -7,7 +7,6 @@ import platform
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -39,7 +38,7 @@ def build(name: str, *definitions: str) -> Build:
     """Build and load `name`.c with `definitions`, such as "REAL=float", once per process, or load an earlier build."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
-    key = _hex_digest([source.read_text(encoding="utf-8"), *flags])
+    key = _digest("\n".join([source.read_text(encoding="utf-8"), *flags]).encode()).hex()
     folder = cache_folder("kernels")
     kept = None if folder is None else folder / f"{name}-{key}.so"
     with suppress(OSError):  # e.g. a noexec mount, or another C library
@@ -118,9 +117,11 @@ def _digest(content: bytes) -> bytes:
 
 def cache_folder(name: str) -> Path | None:
     """The user's cache folder for code compiled for this CPU model; None if it cannot be created."""
+    described = _cpuinfo("model name", "flags", "Features", "CPU part")
+    cpu = _digest("\n".join([torch.backends.cpu.get_cpu_capability(), *described]).encode()).hex()
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "sambasim" / name / _cpu_digest()
+        folder = root / "sambasim" / name / cpu
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
@@ -133,11 +134,6 @@ def use_inductor_cache() -> None:
         folder = cache_folder("inductor")
         if folder is not None and os.access(folder, os.W_OK):
             os.environ[INDUCTOR_CACHE_VARIABLE] = str(folder)
-
-
-def _cpu_digest() -> str:
-    described = _cpuinfo("model name", "flags", "Features", "CPU part")
-    return _hex_digest([torch.backends.cpu.get_cpu_capability(), *described])
 
 
 def _cpuinfo(*starts: str) -> list[str]:
@@ -153,7 +149,3 @@ def cpu_kind() -> str:
     """By which torch and MKL choose kernels, whose bits differ: `x86_64 AVX512 GenuineIntel`."""
     vendor = [line.partition(":")[2].strip() for line in _cpuinfo("vendor_id", "CPU implementer")]
     return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *vendor])
-
-
-def _hex_digest(lines: Iterable[str]) -> str:
-    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
