@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDIN
 from sambasim.ir.types import pieces
 from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
 from sambasim.options.training import EmaOptions, OptimizerOptions
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, parts_of, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.operators import entry_of
 from sambasim.runtime.values.rounding import draw, round_stochastically
@@ -357,11 +357,8 @@ class Optimizers:
             return slice_update(parameter, gradient, states, scalars, divisor=divisor, scales=self._scales_gradients)
         seed, places = None if MASTER in states else self._rounding_seed, [(0, 0, 0)]
         if seed is not None:
-            places = [
-                (max(member.start - start, 0), member.block, max(start - member.start, 0))
-                for member, following in zip_longest(group.members, group.members[1:])
-                if member.start < stop and (following is None or following.start > start)
-            ]
+            parts = parts_of(group, memory.region(group, "parameter"), (start, stop))
+            places = [(member.start + offset - start, member.block, offset) for member, offset, _ in parts]
         return narrow_update(parameter, gradient, states, scalars, self._scratch, seed, places)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
