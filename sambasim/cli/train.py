@@ -147,8 +147,8 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         supervisor.start(path, options.log_dir, options.sync_timeout, mesh)
         prints = communicator.rank == 0 and not options.json_output
         # Nothing else is left if every rank is killed.
-        if supervisor.path is not None and prints:
-            say(f"status file: {supervisor.path} says what each rank does, and stays if one dies")
+        if supervisor.file is not None and prints:
+            say(f"status file: {supervisor.file.path} says what each rank does, and stays if one dies")
         with shared.kept_imports():
             from sambasim.runtime.inference import infer
         if options.inference:

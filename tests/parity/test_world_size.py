@@ -22,7 +22,7 @@ from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything
 from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.replica import Shard
-from sambasim.runtime.values.mean import SquareSums, parts_of, total_norm
+from sambasim.runtime.values.mean import parts_of, square_sums, total_norm
 
 
 @settings(max_examples=25)
@@ -43,7 +43,7 @@ def test_a_norm_has_the_same_bits_at_any_world_size(world_size: int, sizes: list
         gradient[member.start : member.start + member.numel] = values
 
     def sums(owned: Slice) -> list[float]:
-        return SquareSums(parts_of(group, gradient, owned), block)()
+        return square_sums(parts_of(group, gradient, owned), block)()
 
     (slices,) = cut_at([(group.block_starts, start)], world_size)
     assert [slices[0][0], slices[-1][1]] == [0, start]

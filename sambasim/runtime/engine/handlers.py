@@ -20,7 +20,7 @@ from sambasim.runtime.engine import instructions
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, value_of
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Simple, mean_of, nothing, sum_of
 from sambasim.runtime.transports.connect import Transport
-from sambasim.runtime.values.mean import SquareSums, parts_of
+from sambasim.runtime.values.mean import parts_of, square_sums
 from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
 from sambasim.runtime.values.operators import Function
 from sambasim.runtime.values.optimizers import Optimizers
@@ -225,7 +225,7 @@ def _square_sums(node: Node, binding: Binding) -> Work:
         for found in parts_of(group, sync.memory.region(group, "gradient"), sync.summed(group))
         if transport.is_first_copy or symbols[found[0].parameter].cuts
     )
-    sums = SquareSums(parts, binding.values[node.results[0] or ""].numel)
+    sums = square_sums(parts, binding.values[node.results[0] or ""].numel)
     return lambda: torch.tensor(sums(), dtype=torch.float64)
 
 

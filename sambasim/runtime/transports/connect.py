@@ -17,7 +17,7 @@ from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusions, GradientSync, Shared, Simple
 from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server, roles_of
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess
-from sambasim.runtime.transports.messages import Boxes, GatherLosses, MessageGroup, box_bytes
+from sambasim.runtime.transports.messages import Boxes, MessageGroup, box_bytes, gather_losses
 from sambasim.runtime.transports.window import SmallWindow, Window, allocate_devices, is_small
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
@@ -187,7 +187,7 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
     """The only rank of its process. Along tp it uses shared memory, if the ranks are on one node."""
     rank, all_ranks, node_of = communicator.rank, range(mesh.world_size), communicator.node_of
     give_loss = [other for other in all_ranks if mesh.gives_loss(other)]
-    gather_losses = GatherLosses(communicator, give_loss, memory.program.exchanged)
+    gather = gather_losses(communicator, give_loss, memory.program.exchanged)
     along_tp = MessageGroup(communicator, mesh.group(rank, TENSOR))
     size_bytes, title = max(communicator.all_gather_object(box_bytes(memory.program, TENSOR))), f"mesh {mesh}"
     if size_bytes and all(node_of[other] == node_of[mesh.group(other, TENSOR)[0]] for other in all_ranks):
@@ -205,7 +205,7 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
         gathered again, from the ranks of the mesh that have one."""
         sync.end_of_step()
         losses, request = sync.offered
-        return gather_losses(losses if mesh.gives_loss(rank) else (), request)
+        return gather(losses if mesh.gives_loss(rank) else (), request)
 
     return Transport(memory, sync, mesh, rank, connection, Simple(end_step), _title(title, sync))
 

@@ -23,7 +23,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import gloo_errors
 from sambasim.runtime.transports.communication import Communication, GradientSync, Shared, Simple
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
-from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
+from sambasim.runtime.transports.messages import MessageGroup, collect, gather_losses
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import span
 
@@ -57,7 +57,7 @@ class Host(GradientSync):
         self.title += ", every replica updating everything" if replicated else ""
         self.slices, self.replicas = places.slices, len(places.workers)
         self.bytes_moved, self.places, self._through_gloo = places.moved, places, through_gloo
-        self._exchange_losses = GatherLosses(places.communicator, places.workers, self.program.exchanged)
+        self._exchange_losses = gather_losses(places.communicator, places.workers, self.program.exchanged)
 
     @span(Track.COLLECTIVES, "losses of all")
     def end_of_step(self) -> Shared:

@@ -6,7 +6,7 @@ once. Call k uses the box of call k - 2. All ranks have read that: a rank begins
 all others had begun k - 1, and so finished k - 2.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -129,22 +129,21 @@ class _Gather(Communication):
         return self._combine(tensors)
 
 
-@final
-class GatherLosses:
-    """Gathers the losses of all replicas, in rank order, each of `numbers`, and the largest request. Only `workers`
-    have a replica."""
+def gather_losses(
+    communicator: Communicator, workers: Collection[int], numbers: int
+) -> Callable[[Sequence[float], int], Shared]:
+    """A collective that gathers the losses of all replicas, in rank order, each of `numbers`, and the largest request.
+    Only `workers` have a replica."""
+    send, receive = np.zeros(1 + numbers), np.empty((communicator.world_size, 1 + numbers))
+    sent, received, ranks = send.view(np.uint8), receive.reshape(-1).view(np.uint8), sorted(workers)
 
-    def __init__(self, communicator: Communicator, workers: Collection[int], numbers: int) -> None:
-        self._communicator, self._workers = communicator, sorted(workers)
-        self._send, self._receive = np.zeros(1 + numbers), np.empty((communicator.world_size, 1 + numbers))
-        self._bytes = self._send.view(np.uint8), self._receive.reshape(-1).view(np.uint8)
+    def gather(losses: Sequence[float], request: int) -> Shared:
+        send[: 1 + len(losses)] = (request, *losses)
+        communicator.all_gather(sent, received)
+        rows: list[list[float]] = receive.tolist()
+        return Shared([number for rank in ranks for number in rows[rank][1:]], int(max(row[0] for row in rows)))
 
-    def __call__(self, losses: Sequence[float], request: int) -> Shared:
-        self._send[: 1 + len(losses)] = (request, *losses)
-        self._communicator.all_gather(*self._bytes)
-        received: list[list[float]] = self._receive.tolist()
-        losses = [number for rank in self._workers for number in received[rank][1:]]
-        return Shared(losses, int(max(row[0] for row in received)))
+    return gather
 
 
 def collect(

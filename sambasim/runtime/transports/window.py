@@ -25,10 +25,10 @@ from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import Range
 from sambasim.runtime.transports.communication import Communication, Fusions, GradientSync, Shared, Simple
-from sambasim.runtime.transports.messages import GatherLosses, MessageGroup, collect
+from sambasim.runtime.transports.messages import MessageGroup, collect, gather_losses
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, SquareSums, Sum, parts_of, tree_mean
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, parts_of, square_sums, tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
@@ -94,7 +94,7 @@ class Window(GradientSync):
         self.flags = NodeFlags(communicator, self.program.exchanged)
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]
-        self.exchange = GatherLosses(communicator, range(communicator.world_size), self.program.exchanged)
+        self.exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         training = self.program.training
         self.pass_length = (len(pass_and_update(training)[0]) if training else 0) + 1
         self.steps = 0
@@ -348,7 +348,7 @@ class _Step(Communication):
         groups, means = window.program.groups, window.means
         parts = [part for group in groups for part in parts_of(group, means[group.name], (0, group.numel))]
         blocks = sum(member.blocks for group in groups for member in group.members)
-        self._square_sums = SquareSums(parts, blocks)
+        self._square_sums = square_sums(parts, blocks)
         self._updates = [optimizers.slice(group, 0, group.numel, means[group.name]) for group in groups]
 
     def finish(self) -> float | None:

@@ -132,22 +132,21 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
 Part: TypeAlias = tuple[Member, int, Tensor]  # a part of a member: where it begins there, and its numbers
 
 
-class SquareSums:
-    """The sums of squares of `count` blocks. `parts`: of gradients, each of whole blocks."""
+def square_sums(parts: Iterable[Part], count: int) -> Callable[[], list[float]]:
+    """A function that sums the squares of `count` blocks. `parts`: of gradients, each of whole blocks."""
+    blocks = [
+        (member.block + (begin + a) // NORM_BLOCK_ELEMENTS, gradient[a:b])
+        for member, begin, gradient in parts
+        for a, b in pieces(0, gradient.numel(), NORM_BLOCK_ELEMENTS)
+    ]
 
-    def __init__(self, parts: Iterable[Part], count: int) -> None:
-        self._count = count
-        self._blocks = [
-            (member.block + (begin + a) // NORM_BLOCK_ELEMENTS, gradient[a:b])
-            for member, begin, gradient in parts
-            for a, b in pieces(0, gradient.numel(), NORM_BLOCK_ELEMENTS)
-        ]
-
-    def __call__(self) -> list[float]:
-        sums = [0.0] * self._count
-        for number, block in self._blocks:
+    def add_up() -> list[float]:
+        sums = [0.0] * count
+        for number, block in blocks:
             sums[number] = float(block.double().square_().sum())
         return sums
+
+    return add_up
 
 
 def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[Part]:

@@ -77,7 +77,7 @@ class Supervisor:
         self._communicator, self._report, self._exit_code = communicator, report, exit_code
         self._ending = threading.Lock()
         self._timeout_s, self._mesh = 0.0, Mesh({})
-        self._file: StatusFile | None = None
+        self.file: StatusFile | None = None
         self._paths: Sequence[Path] = ()
         self._watchdog: Watchdog | None = None
         self.activity: Activity = UNWATCHED
@@ -107,11 +107,11 @@ class Supervisor:
         first = world.local_ranks[0]
         if world.rank == first:
             folders = [log_dir or pef.resolve().parent, Path(tempfile.gettempdir())]
-            self._file = StatusFile.create(folders, name_of(pef.stem, world.host_name, os.getpid()), world.local_size)
-        paths = world.all_gather_object(None if self._file is None else self._file.path)
+            self.file = StatusFile.create(folders, name_of(pef.stem, world.host_name, os.getpid()), world.local_size)
+        paths = world.all_gather_object(None if self.file is None else self.file.path)
         self._paths = [path for path in paths if path is not None]
-        self._file = self._file or StatusFile.attach(cast("Path", paths[first]))
-        self.activity = self._file.activity(world.local_rank)
+        self.file = self.file or StatusFile.attach(cast("Path", paths[first]))
+        self.activity = self.file.activity(world.local_rank)
         self.activity.begin(world.rank, world.host_name, os.getpid(), mesh.label(world.rank))
         everybody = world.all_gather_object((os.getpid(), start_time("self"), world.host_name))
         of_node = [everybody[rank] for rank in world.local_ranks]
@@ -120,16 +120,12 @@ class Supervisor:
         if not world.serves_threads:
             return  # this MPI may be used by one thread only, so there is no watchdog
         others = OtherNodes(world, [host for _, _, host in everybody], mesh) if world.node_count > 1 else None
-        self._watchdog = Watchdog(self._file, started_at, world.local_rank, timeout_s, others, self._end_job)
+        self._watchdog = Watchdog(self.file, started_at, world.local_rank, timeout_s, others, self._end_job)
         self._watchdog.start()
-
-    @property
-    def path(self) -> Path | None:
-        return None if self._file is None else self._file.path
 
     def finish(self) -> None:
         """Collective. The run has ended: stop the watchdog, and limit the time that MPI takes to end."""
-        if self._file is None:
+        if self.file is None:
             return
         self.activity.waits("waiting for peers to end")
         self._communicator.barrier()
@@ -139,13 +135,13 @@ class Supervisor:
         limit_time(self._timeout_s, self._communicator.rank)
 
     def release(self) -> None:
-        if self._file is None:
+        if self.file is None:
             return
         faulthandler.cancel_dump_traceback_later()
         self.activity.state(State.ENDED)
-        if all(status.state is State.ENDED for status in self._file.ranks()):
+        if all(status.state is State.ENDED for status in self.file.ranks()):
             with suppress(OSError):
-                self._file.path.unlink(missing_ok=True)
+                self.file.path.unlink(missing_ok=True)
 
     def _end_job(self, error: BaseException) -> NoReturn:
         """Called in the main thread or in the watchdog's; the first one ends the process."""
@@ -154,7 +150,7 @@ class Supervisor:
                 time.sleep(DEADLINE_S)
         _exit_within(DEADLINE_S)
         world = self._communicator
-        doing = None if self._file is None else str(self._file.ranks()[world.local_rank])
+        doing = None if self.file is None else str(self.file.ranks()[world.local_rank])
         self.activity.state(State.LEAVING)
         if self._watchdog is not None:
             self._watchdog.stop()
