@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import zip_longest
 from types import FrameType
 
 from sambasim.errors import PeerError, StallError
@@ -114,30 +115,21 @@ class Observation:
         return f"{self.place}: {stopped}{self.status} for {format_seconds(self.idle_s)}{at}"
 
 
-class NodeObserver:
-    """Observes the ranks of a node. `started`: by local rank, its `start_time`."""
-
-    def __init__(self, file: StatusFile, started: Sequence[bytes | None]) -> None:
-        self._file, self._started = file, started
-        self._last: dict[int, tuple[RankStatus, float]] = {}
-        self._last_s: float | None = None
-
-    def observe(self, now_s: float) -> list[Observation]:
-        """The state at `now_s`, by local rank. One call adds little idle time: a process that was stopped, or a machine
-        that slept, did not wait meanwhile."""
-        passed_s = 0.0 if self._last_s is None else min(now_s - self._last_s, 4 * PERIOD_S)
-        self._last_s = now_s
-        # Processes first, then lines: a process that has exited has written its last line.
-        pids = [status.pid for status in self._file.ranks()]
-        processes = [process_of(pid, started) for pid, started in zip(pids, self._started, strict=True)]
-        observed = []
-        for status, process in zip(self._file.ranks(), processes, strict=True):
-            work = replace(status, at="")  # written by the watchdog, so it is no progress
-            before, idle_s = self._last.get(status.rank, (None, 0.0))
-            idle_s = idle_s + passed_s if work == before else 0.0
-            self._last[status.rank] = work, idle_s
-            observed.append(Observation(status, idle_s, process))
-        return observed
+def observe(
+    file: StatusFile, started: Sequence[bytes | None], before: Sequence[Observation] = (), passed_s: float = 0.0
+) -> list[Observation]:
+    """The ranks of a node, by local rank, as they are `passed_s` after `before`. `started`: the `start_time` of each.
+    One call adds little idle time: a process that was stopped, or a machine that slept, did not wait meanwhile."""
+    # Processes first, then lines: a process that has exited has written its last line.
+    pids = [status.pid for status in file.ranks()]
+    processes = [process_of(pid, since) for pid, since in zip(pids, started, strict=True)]
+    observed = []
+    for status, process, last in zip_longest(file.ranks(), processes, before):
+        # `at` is written by the watchdog, so it is no progress.
+        is_idle = last is not None and replace(last.status, at="") == replace(status, at="")
+        idle_s = last.idle_s + min(passed_s, 4 * PERIOD_S) if is_idle else 0.0
+        observed.append(Observation(status, idle_s, process))
+    return observed
 
 
 def dead_ranks(observed: Sequence[Observation]) -> list[Observation]:
@@ -242,7 +234,6 @@ class Watchdog:
     end_job: Callable[[PeerError], object]
 
     def __post_init__(self) -> None:
-        self._observer, self._wrote_line = NodeObserver(self.file, self.started), False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sambasim-watchdog", daemon=True)
 
@@ -258,12 +249,16 @@ class Watchdog:
 
     def death(self) -> PeerError | None:
         """The error if a rank of the node is dead now."""
-        dead = dead_ranks(NodeObserver(self.file, self.started).observe(0.0))
+        dead = dead_ranks(observe(self.file, self.started))
         return death_error(dead) if dead else None
 
     def _run(self) -> None:
+        observed: Sequence[Observation] = ()
+        last_s = time.monotonic()
         while not self._stopped.wait(PERIOD_S):
-            error = self._error(self._observer.observe(time.monotonic()))
+            now_s = time.monotonic()
+            observed, last_s = observe(self.file, self.started, observed, now_s - last_s), now_s
+            error = self._error(observed)
             if error is not None and not self._stopped.is_set():
                 self.end_job(error)
 
@@ -284,10 +279,8 @@ class Watchdog:
         if own.status.state is State.RUNNING and own.idle_s >= min(self.timeout_s / 2, _LONG_S):
             frame = sys._current_frames().get(self._main_thread)
             self.file.activity(self.local_rank).at(WAIT if is_wait(frame) else user_line(frame))
-            self._wrote_line = True
-        elif self._wrote_line:
+        elif own.status.at:
             self.file.activity(self.local_rank).at("")
-            self._wrote_line = False
 
 
 def is_wait(frame: FrameType | None) -> bool:

@@ -19,7 +19,6 @@ from sambasim.runtime.watch.status_file import STARTING, RankStatus, State, Stat
 from sambasim.runtime.watch.watchdog import (
     LEAVING_S,
     WAIT,
-    NodeObserver,
     Observation,
     OtherNodes,
     Process,
@@ -29,6 +28,7 @@ from sambasim.runtime.watch.watchdog import (
     is_stalled,
     is_wait,
     missing_ranks,
+    observe,
     process_of,
     stall_error,
     start_time,
@@ -155,18 +155,19 @@ def two_ranks(tmp_path: Path) -> StatusFile:
 
 
 def test_idle_time_counts_while_a_line_does_not_change(two_ranks: StatusFile) -> None:
-    observer = NodeObserver(two_ranks, [start_time("self"), b"1"])
+    observed: list[Observation] = []
 
-    def idle(now_s: float) -> list[float]:
-        return [rank.idle_s for rank in observer.observe(now_s)]
+    def idle(passed_s: float) -> list[float]:
+        observed[:] = observe(two_ranks, [start_time("self"), b"1"], observed, passed_s)
+        return [rank.idle_s for rank in observed]
 
     assert idle(100.0) == [0, 0]
     two_ranks.activity(1).at("net.py:3 in read")  # no progress
-    assert idle(100.25) == [0.25, 0.25]
+    assert idle(0.25) == [0.25, 0.25]
     two_ranks.activity(1).step(1)
-    assert idle(100.5) == [0.5, 0]
-    assert idle(5000.0) == [1.5, 1.0], "time without observations counts little"
-    assert [rank.process for rank in observer.observe(5000.0)] == [RUNNING, GONE]
+    assert idle(0.25) == [0.5, 0]
+    assert idle(4500.0) == [1.5, 1.0], "time without observations counts little"
+    assert [rank.process for rank in observed] == [RUNNING, GONE]
 
 
 def test_a_process_is_running_then_stopped_then_gone() -> None:
