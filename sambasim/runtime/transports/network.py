@@ -61,14 +61,17 @@ class Network:
             size, dtype = sizes[group.name], getattr(torch, group.dtype)
             parts = [buffer[index * size : (index + 1) * size].view(dtype) for index in range(len(self.sources))]
             self.operands[group.name] = dict(zip(self.sources, parts, strict=True))
-        self._queue: list[ParameterGroup] = []
         self._sends: list[Request] = []
         self._receives: list[Request] = []
 
-    def begin_step(self, groups: Sequence[ParameterGroup]) -> None:
-        """A step begins that reduces `groups` in this order."""
-        self._queue = list(groups)
-        self._post()
+    def post(self, group: ParameterGroup | None) -> None:
+        """Begin to receive the operands of `group`, which is reduced next; None if there is none."""
+        operands = {} if group is None else self.operands[group.name]
+        self._receives = [
+            self._communicator.irecv(byte_array(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
+            for message in self._reduce.received
+            if operands and operands[message.ranks[0]].numel()
+        ]
 
     @span(Track.COLLECTIVES, "send to other nodes")
     def send(self, group: ParameterGroup) -> None:
@@ -96,10 +99,9 @@ class Network:
     def receive(self) -> None:
         self._communicator.wait_all(self._receives)
 
-    def done(self, group: ParameterGroup) -> None:
+    def done(self, group: ParameterGroup, following: ParameterGroup | None) -> None:
         self._moved.network += self.incoming_bytes[group.name]
-        self._queue.pop(0)
-        self._post()
+        self.post(following)
 
     @span(Track.COLLECTIVES, "exchange between nodes")
     def exchange(self, region: str) -> None:
@@ -120,14 +122,6 @@ class Network:
                     requests.append(communicator.irecv(byte_array(part), message.source, _GATHER_TAG))
                     self._moved.network += part.nbytes
         communicator.wait_all(requests)
-
-    def _post(self) -> None:
-        operands = self.operands[self._queue[0].name] if self._queue else {}
-        self._receives = [
-            self._communicator.irecv(byte_array(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
-            for message in self._reduce.received
-            if operands and operands[message.ranks[0]].numel()
-        ]
 
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
         """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""

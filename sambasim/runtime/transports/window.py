@@ -209,7 +209,7 @@ class WindowReduce(Communication):
         self._incomplete = self._pending.copy()
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
         if self._network is not None:
-            self._network.begin_step([work.group for work in self._all])
+            self._network.post(self._all[0].group if self._all else None)
 
     def section_done(self, count: int) -> None:
         """This rank has run `count` sections of the pass."""
@@ -255,7 +255,7 @@ class WindowReduce(Communication):
     def _complete(self, work: _Work) -> None:
         (self._reduce if self._optimizers is None else self._reduce_and_update)(work)
         if self._network is not None:
-            self._network.done(work.group)
+            self._network.done(work.group, self._pending[-1].group if self._pending else None)
         self._window.bytes_moved.peer += work.peer_bytes
 
     def _bytes(self, work: _Work) -> SpanArgs:
