@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sambasim.ir.graph import Graph
 from sambasim.ir.program import Program
 from sambasim.pef import read
 from sambasim.pef.document import Compiled
@@ -49,11 +48,12 @@ def compilation_json(done: Compiled) -> str:
 def compilation_report(done: Compiled, *, details: bool) -> list[RenderableType]:
     """Six lines, and a line for each notice; `details`: with tables of the PEF and of all phases."""
     program, graph = done.program, done.program.leading
-    contents = f"{len(graph.nodes)} operators in {len(graph.sections)} sections ({_kinds(graph)})"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
+    holds = f"{program.parameter_count:,} parameters, {len(graph.nodes)} operators in {len(graph.sections)} sections"
     compiled = f"compiled in {format_seconds(sum(done.phases_s.values()))} (measured)"
     parts: list[RenderableType] = [
         *(_details(done) if details else ()),
-        f"{program.name}: {program.parameter_count:,} parameters, {contents}; {compiled}",
+        f"{program.name}: {holds} ({kinds}); {compiled}",
     ]
     if program.ranks_of_replica > 1 or program.chooses_replicas:
         several = f"at least {counted(program.world_size, 'replica')}"
@@ -68,10 +68,6 @@ def compilation_report(done: Compiled, *, details: bool) -> list[RenderableType]
         "Compilation succeeded",
         f"next: {next_command(program, done.path)}",
     ]
-
-
-def _kinds(graph: Graph) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in graph.section_counts.items())
 
 
 def _details(done: Compiled) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 
 from sambasim import pef
 from sambasim.report.inspect import contents, inspection, options_table, section_facts
+from sambasim.report.summaries import compilation_report
 from sambasim.report.tables import Row
 from tests.pef.samples import GROUP_BYTES, sample_program, write_sample
 from tests.support.compiled import compile_from_options
@@ -78,7 +79,8 @@ def test_json_is_strict_and_tables_show_everything(tmp_path: Path) -> None:
 
 def test_what_ranks_have_whole_and_gather_is_told(tmp_path: Path) -> None:
     plan = ('parallel.tensor_parallel="weight"', "parallel.n_chips=2", 'parallel.tensor_plan={ tokens = "colwise" }')
-    facts = facts_of(compile_from_options(example_options("char_gpt", tmp_path, *plan)).path)
+    done = compile_from_options(example_options("char_gpt", tmp_path, *plan))
+    facts = facts_of(done.path)
     training, evaluation, _ = facts.graphs
     part_bytes = 4 * 32 * 32 * 4 // 2  # of an activation
     assert [(row.operator, row.values, row.received_bytes) for row in training.gathered] == [
@@ -89,6 +91,10 @@ def test_what_ranks_have_whole_and_gather_is_told(tmp_path: Path) -> None:
     text = printed(inspection(facts, everything=False))
     assert re.search(r"whole along tp +27 of 28 parameters, 103\.5 KiB: blocks\.0\.mlp\.0\.weight, ", text)
     assert re.search(r"aten\.native_layer_norm\.default +tp +5 +40\.0 KiB +blocks\.0\.norm1, ", text)
+    compiled = "\n".join(map(printed, compilation_report(done, details=True)))
+    assert "whole along tp" in compiled
+    assert f"digest {done.digest}" in compiled
+    assert re.search(r"capture the training step +[0-9.]+ m?s", compiled)
 
 
 def test_stages_show_where_a_tied_parameter_is_updated(tmp_path: Path) -> None:
