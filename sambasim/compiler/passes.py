@@ -207,8 +207,7 @@ class Partition:
     def __call__(self, program: Program) -> Program:
         def divided(graph: Graph) -> Graph:
             size, work = program.batch_size, work_of(graph, program.symbols)
-            sections = cut(graph, at_batch_size(work, size, self.samples or size), self.budget, self.level)
-            return replace(graph, sections=sections)
+            return cut(graph, at_batch_size(work, size, self.samples or size), self.budget, self.level)
 
         return program.map_graphs(divided)
 

@@ -24,9 +24,9 @@ MOST_STAGES = 64
 """Of a section. The time to fill a longer pipeline exceeds what fewer sections save; and a cut takes less time."""
 
 
-def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section, ...]:
-    """The sections of a pass, cut again within its present boundaries of forward, backward and pipeline stages."""
-    in_pass, _ = pass_and_update(graph)
+def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> Graph:
+    """`graph`, with its pass cut again within its present boundaries of forward, backward and pipeline stages."""
+    in_pass, update = pass_and_update(graph)
     runs = groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
     parts = [list(run) for _, run in runs]
     part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for sections in parts]
@@ -42,7 +42,7 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> tuple[Section
         for begin, end in pairwise([sections[0].start, *begins, sections[-1].stop]):
             name = _name(graph.nodes[begin:end])
             found.append(replace(sections[0], index=len(found), name=name, start=begin, stop=end))
-    return tuple(found)
+    return replace(graph, sections=(*found, *update))
 
 
 def _within_modules(graph: Graph, work: Work, limits: Sequence[int]) -> list[int]:

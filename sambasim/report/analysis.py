@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.costs.price import Bound
-from sambasim.costs.work import Work, at_batch_size, device_bytes_of, work_of
+from sambasim.costs.work import Work, device_bytes_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, SourceLine
 from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.types import SymbolKind
@@ -274,14 +274,8 @@ class Analysis:
         return f"{binds}; {best.what}{where}: {steps if best.before.samples == best.after.samples else rates}"
 
     @cached_property
-    def work(self) -> Work:
-        """Of the batch that is predicted."""
-        program, graph = self.prediction.program, self.prediction.graph
-        return at_batch_size(work_of(graph, program.symbols), program.batch_size, self.step.batch_size)
-
-    @cached_property
     def stages(self) -> Stages:
-        return Stages(self.work, self.step.sections)
+        return Stages(self.step.work, self.step.sections)
 
     @cached_property
     def lines(self) -> Sequence[str]:

@@ -70,12 +70,12 @@ class TimedSection:
 
 @dataclass(frozen=True)
 class RankAlone:
-    """A rank along pp, whose own program is `program`: the sections of a pass (`model`) and of the update. `resident`:
-    values that are the same for each sample; `start_s`, `sent_s`: host time of each section of a micro-step, and of its
-    inputs and outputs; `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
+    """A rank along pp, whose own program is `program`: the sections of a pass (`model`) and of the update. `work`: that
+    of a pass; `start_s`, `sent_s`: host time of each section of a micro-step, and of its inputs and outputs;
+    `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
 
     program: Program
-    resident: frozenset[str]
+    work: Work
     model: tuple[TimedSection, ...]
     update: tuple[TimedSection, ...]
     budget: Budget
@@ -158,7 +158,7 @@ def price_alone(
     sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
     sent_s = sum(map(device_bytes_of, sent)) * samples / program.batch_size / budget.host_bytes_per_s
     host_s = budget.start_s, sent_s
-    rank = RankAlone(program, work.resident, tuple(model), (), budget, samples, *host_s, need, tiers, micro_steps)
+    rank = RankAlone(program, work, tuple(model), (), budget, samples, *host_s, need, tiers, micro_steps)
     return sliced(rank, 1)
 
 
@@ -196,8 +196,7 @@ def price_ranks(
 
     def priced(own: Program, work: Work, row: Row, cutting: Budget) -> RankAlone:
         if level is not None:
-            graph = own.leading
-            graph = replace(graph, sections=(*cut(graph, work, cutting, level), *pass_and_update(graph)[1]))
+            graph = cut(own.leading, work, cutting, level)
             own = replace(own, evaluation=graph) if own.training is None else replace(own, training=graph)
         return price_alone(own, work, budget, samples, micro_steps, row)
 

@@ -153,7 +153,7 @@ def traffic_of(
         value = (node.results[0] or "") if is_received else node.reads[0]
         type_ = graph.values[value] if value in graph.values else program.symbols[value].type
         size_bytes = (1 if is_received else len(group) - 1) * device_bytes_of(type_)
-        if value not in alone.resident:
+        if value not in alone.work.resident:
             size_bytes = size_bytes * alone.batch_size // program.batch_size
         shift = dict(node.kwargs).get("shift")
         sender = group[(group.index(rank) + (shift if isinstance(shift, int) else 0)) % len(group)]

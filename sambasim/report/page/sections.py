@@ -101,7 +101,7 @@ def operators(analysis: Analysis) -> ui.Part:
     section_of: dict[int, int] = {}
     for number, section in enumerate(analysis.step.sections):
         section_of.update(dict.fromkeys(range(*section.nodes), number))
-    working = {stage.node for stage in analysis.work.stages}
+    working = {stage.node for stage in analysis.step.work.stages}
     rows = []
     for place, node in enumerate(graph.nodes):
         types = ", ".join(str(graph.values[name]) for name in node.makes if name in graph.values)

@@ -118,11 +118,11 @@ def _ends(at_s: Sequence[float], stages: int, most_s: float) -> Sequence[int] | 
 
 
 def chain_of(
-    step: RankAlone, work: Work, messages_s: Sequence[float], numel_of: Mapping[str, int], shorter: Shorter | None
+    step: RankAlone, messages_s: Sequence[float], numel_of: Mapping[str, int], shorter: Shorter | None
 ) -> Chain:
     """The layers of `step`, with `messages_s` of each section, and elements by trained parameter. If it is the step of
     a `shorter` program, the layers that this has are repeated."""
-    seconds = _by_operator(step, work, messages_s)
+    work, seconds = step.work, _by_operator(step, messages_s)
     end = max(section.nodes[1] for section in step.model if section.kind is SectionKind.FWD)
     count = sum(stage.node < end for stage in work.stages)
     values = _Values(work, count, numel_of)
@@ -153,9 +153,9 @@ def _repeated(shorter: Shorter, work: Work, count: int) -> Sequence[int]:
     return [*range(starts[0]), *chain.from_iterable(layers), *range(starts[-1], count)]
 
 
-def _by_operator(step: RankAlone, work: Work, messages_s: Sequence[float]) -> list[float]:
+def _by_operator(step: RankAlone, messages_s: Sequence[float]) -> list[float]:
     """The seconds of each operator: its section's, divided by what operators take alone."""
-    found: list[float] = []
+    work, found = step.work, list[float]()
     ranges = stage_ranges(work, [section.nodes[1] for section in step.model])
     for (start, stop), section, more_s in zip(ranges, step.model, messages_s, strict=True):
         weights = [alone_s(stage, work, step.budget) for stage in work.stages[start:stop]]
@@ -348,15 +348,15 @@ class Ranks:
     def _one_rank(self, alone: Strategy, compiled: Compiled) -> OneRank:
         program, samples = compiled.program, alone.samples
         budget = replace(roomy(self.budget(alone.tiles)), behind=None)
-        sections, work = compiled.sections, at_batch_size(compiled.work, program.batch_size, samples)
-        step = price_alone(program, work, budget, samples)
+        sections = compiled.sections
+        step = price_alone(program, at_batch_size(compiled.work, program.batch_size, samples), budget, samples)
         found = [Traffic()] * len(sections)
         if alone.chips > 1:
             placement = place(alone.chips, self._device, None, self._cluster)
             mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
             for number, section in enumerate(sections):
                 found[number] = traffic_of([section], step, placement, mesh, 0).get(TENSOR, Traffic())
-        chain = chain_of(step, work, [traffic.predicted_s for traffic in found], compiled.numel_of, compiled.shorter)
+        chain = chain_of(step, [traffic.predicted_s for traffic in found], compiled.numel_of, compiled.shorter)
         return OneRank(
             chain,
             sections=len(sections),
