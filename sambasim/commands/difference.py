@@ -53,7 +53,7 @@ def _of_graphs(before: Graph, after: Graph, names: Names) -> Iterator[str]:
         case position, (Node() | None) as one, (Node() | None) as other:
             sections = (*before.sections, *after.sections)
             within = next((section for section in sections if section.start <= position < section.stop), None)
-            where = f", section {within.index} {within.kind} {within.name}" if within else ""
+            where = f", section {within}" if within else ""
             apart = _of_one_operator(one, other, names) or f"{a} has {described(one)}, and {b} {described(other)}"
             yield f"operator {position}{where}: {apart}"
         case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):

@@ -112,6 +112,9 @@ class Section:
     stage: Count = 0
     weights_only: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.index} {self.kind} {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -198,7 +201,7 @@ def format_graph(graph: Graph, symbols: Mapping[str, Symbol]) -> str:
 
 
 def format_section(graph: Graph, section: Section) -> list[str]:
-    heading = f"section {section.index} {section.kind} {section.name}"
+    heading = f"section {section}"
     return [heading.translate(_CONTROLS), *(f"  {format_node(graph, node)}" for node in graph.section_nodes(section))]
 
 

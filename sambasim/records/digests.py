@@ -50,15 +50,10 @@ class StepDigests(Record):
     values: tuple[ValueDigest, ...]
 
 
-class SectionName(NamedTuple):
-    number: Count
-    kind: str
-    name: str
-
-
 class RecordedRun(RunFacts):
     """The content of run.json: everything that decides the bits of a run, and what was recorded. `ranks` each have a
-    file; `options` go by dotted name; `sees`: an engine that compiles sections together hides the values inside."""
+    file; `options` go by dotted name, `sections` are called so; `sees`: an engine that compiles sections together hides
+    the values inside."""
 
     kind: Literal["digests"] = "digests"
     by: str
@@ -70,7 +65,7 @@ class RecordedRun(RunFacts):
     steps: Count
     first_step: Count
     last_step: Count
-    sections: tuple[SectionName, ...]
+    sections: tuple[str, ...]
     sees: Literal["values that leave their section", "values that leave their unit of compiled sections"]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sambasim.records.digests import RUN_FILE, RecordedRun, SectionName, StepDigests, ValueDigest, replica_file
+from sambasim.records.digests import RUN_FILE, RecordedRun, StepDigests, ValueDigest, replica_file
 
 VALUES = (
     ValueDigest("input", "x", 0, None, "00" * 8, 3.0),
@@ -15,7 +15,7 @@ VALUES = (
 
 
 def a_run(**changed: object) -> RecordedRun:
-    sections = [SectionName(0, "FWD", "net__a"), SectionName(1, "FWD", "net__b"), SectionName(2, "BCKWD", "net__c")]
+    sections = ["0 FWD net__a", "1 FWD net__b", "2 BCKWD net__c"]
     facts: dict[str, object] = {
         "by": "sambasim 0", "pef": "net", "pef_digest": "f" * 64, "threads": 1, "engine": "plain", "torch": "2.13.0",
         "cpu": "x86_64 AVX2", "exempt_from_exactness": (), "world_size": 2, "emulated": False, "sync": "host",

@@ -46,7 +46,7 @@ class _RunsComparison:
     def __init__(self, a: Recording, b: Recording, asked: range | None) -> None:
         self.sides, self.asked = (a, b), asked
         self.replicas = tuple(sorted({*a.replicas} & {*b.replicas}))
-        self.titles = {section.number: f"{section.number} {section.kind} {section.name}" for section in a.run.sections}
+        self.titles = dict(enumerate(a.run.sections))
         self.digests = self.equal_before = 0
         self.differences: list[Row] = []
         self.last_equal: _Pair | None = None

@@ -28,7 +28,6 @@ from sambasim.records.digests import (
     REPLICA_FILES,
     RUN_FILE,
     RecordedRun,
-    SectionName,
     StepDigests,
     ValueDigest,
     What,
@@ -122,7 +121,7 @@ def _run_of(setup: Setup, team: Team, plan: Plan, asked: range) -> RecordedRun:
         steps=plan.steps,
         first_step=asked.start,
         last_step=min(asked[-1], plan.steps),
-        sections=tuple(SectionName(at.index, at.kind.value, at.name) for at in (graph.sections if graph else ())),
+        sections=tuple(map(str, graph.sections if graph else ())),
         sees=f"values that leave their {'unit of compiled sections' if team.engine.inductor else 'section'}",
     )
 
