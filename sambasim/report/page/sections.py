@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10, sqrt
 
 from sambasim.costs.price import chip_bytes
+from sambasim.errors import printable
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.operators import OPERATORS
 from sambasim.report.analysis import Analysis, Roof
@@ -64,10 +65,10 @@ def _section_row(analysis: Analysis, number: int) -> list[object]:
     section = analysis.step.sections[number]
     price, load = section.price, section.load
     return [
-        *(number, section.kind.value, ui.visible(section.name), section.load.stages),
+        *(number, section.kind.value, printable(section.name), section.load.stages),
         *(price.compute_s, price.memory_s, price.fill_s, price.launch_s, price.predicted_s),
         *(load.read_bytes, load.written_bytes, load.resident_bytes, load.product_flops),
-        *(bound_text(analysis.step, price.bound), ui.BOUNDS[price.bound], ui.visible(analysis.lines[number])),
+        *(bound_text(analysis.step, price.bound), ui.BOUNDS[price.bound], printable(analysis.lines[number])),
         *(analysis.step.runs(section), section.unit_share, section.chip_share),
     ]
 
@@ -108,7 +109,7 @@ def operators(analysis: Analysis) -> ui.Part:
         file, line, code = (node.source.file, node.source.line, node.source.code) if node.source else ("", None, "")
         kind = OPERATORS[node.operator].kind.value
         texts = (node.operator, kind, types, node.name, node.module, file, code.strip())
-        indices = (strings.setdefault(ui.visible(text), len(strings)) for text in texts)
+        indices = (strings.setdefault(printable(text), len(strings)) for text in texts)
         rows.append([place, section_of.get(place), place in working, *indices, line])
     lead = (
         "All operators of the graph, in order. A backward operator has the source line of its forward operator. "

@@ -3,6 +3,7 @@ several, their schedule, and what each of them holds and waits for."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from sambasim.errors import printable
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR
 from sambasim.report.analysis import PRICED_IN, Analysis
 from sambasim.report.formats import kind_of, title_of
@@ -47,7 +48,7 @@ def timeline(analysis: Analysis) -> ui.Part:
     bars = []
     for step in steps:
         for span in step.spans[-ui.MOST_SPANS :]:
-            data = ui.visible(span.name) if span.section is None else span.section
+            data = printable(span.name) if span.section is None else span.section
             bars.append(ui.Bar(span.kind, row(step, span.track), span.start_s, span.predicted_s, data))
     end = len(tracks[0]) - 0.5
     between = {"type": "line", "xref": "paper", "x0": -0.14, "x1": 1, "y0": end, "y1": end}
@@ -165,7 +166,7 @@ def _bars(step: PredictedStep) -> Iterator[ui.Bar]:
                 yield ui.Bar(kind_of(action), name, at_s, began_s + stop_s - at_s, title_of(action), text)
         for span in step.ranks[position].spans_after(step.passes_s):
             where = f"{name} · sync" if span.track is Track.LINKS else name
-            yield ui.Bar(span.kind, where, span.start_s, span.predicted_s, ui.visible(span.name))
+            yield ui.Bar(span.kind, where, span.start_s, span.predicted_s, printable(span.name))
 
 
 def message_colour(axis: str) -> str:

@@ -9,6 +9,7 @@ from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
 from sambasim.costs.price import Bound
+from sambasim.errors import printable
 from sambasim.ir.graph import SectionKind
 from sambasim.report.tables import Table
 from sambasim.units import MICROSECOND_S, format_seconds
@@ -26,14 +27,14 @@ def element(name: str, /, *children: str, **attributes: str | int | bool | None)
     for key, value in attributes.items():
         if value is not None and value is not False:
             opening += f" {key.rstrip('_').replace('_', '-')}"
-            opening += "" if value is True else f'="{html.escape(visible(str(value)))}"'
+            opening += "" if value is True else f'="{html.escape(printable(str(value)))}"'
     opening += ">"
     return Html(opening if name == "input" else f"{opening}{joined(*children)}</{name}>")
 
 
 def joined(*children: str) -> Html:
     """Concatenate; each child is escaped unless it is HTML."""
-    return Html("".join(child if isinstance(child, Html) else html.escape(visible(child)) for child in children))
+    return Html("".join(child if isinstance(child, Html) else html.escape(printable(child)) for child in children))
 
 
 def for_script(data: object) -> Html:
@@ -41,12 +42,6 @@ def for_script(data: object) -> Html:
     rounded = json.loads(json.dumps(data, allow_nan=False), parse_float=lambda digits: float(f"{float(digits):.7g}"))
     text = json.dumps(rounded, separators=(",", ":"))
     return Html(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def visible(text: str) -> str:
-    """Replaces control characters, marks of text direction, and surrogates; tabs become blanks."""
-    spaced = text.replace("\t", " ")
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in spaced)
 
 
 BLUE, VERMILLION, GREEN, PURPLE, DEEP, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#08415c", "#56b4e9"
