@@ -104,12 +104,11 @@ def compare_pefs(a: Path, b: Path) -> Row:
     if ours.weights_sha256 != theirs.weights_sha256:
         tensors, differences = compare_tensors(*(map_weights(path, check=False) for path in (a, b)))
     options = differing_facts(_options(ours), _options(theirs))
-    pairs = [(ours.program, theirs.program)]
-    if ours.graphs.keys() == theirs.graphs.keys():
-        pairs = [(one.program, theirs.graphs[name].program) for name, one in ours.graphs.items()]
-    of_symbols = (found for one, two in pairs for found in _of_symbols(one.symbols, two.symbols, _COMPARED))
-    symbols = [f"the symbols: {difference}" for difference in of_symbols]
-    graphs = [difference for pair in pairs for difference in _graphs(*pair)]
+    symbols, graphs = list[str](), list[str]()
+    for one, other in zip(ours.graphs.values(), theirs.graphs.values(), strict=False):
+        of_symbols = _of_symbols(one.program.symbols, other.program.symbols, _COMPARED)
+        symbols += (f"the symbols: {difference}" for difference in of_symbols)
+        graphs += _graphs(one.program, other.program)
     equal = ours.digest == theirs.digest
     if equal:
         verdict = f"equal: both are {ours.program.name}, digest {ours.digest}"
