@@ -256,14 +256,10 @@ def _replace_functions() -> None:
     ):
         setattr(owner, name, watched(getattr(owner, name)))
     # The app may have imported these before, under any name. Each is a wrapper that holds the real function in a
-    # closure cell; replacing the cell reaches all names. In a torch without such wrappers the names are replaced.
-    for name in _BOUNDS.keys() & vars(clip_grad).keys():
-        function: Callable[..., Any] = getattr(clip_grad, name)
-        cells = [cell for cell in function.__closure__ or () if getattr(cell.cell_contents, "__name__", None) == name]
-        for cell in cells:
-            cell.cell_contents = _watched_clipping(name, cell.cell_contents)
-        for module in () if cells else (clip_grad, nn.utils):
-            setattr(module, name, _watched_clipping(name, function))
+    # closure cell; replacing the cell reaches all names.
+    for name in _BOUNDS:
+        (cell,) = getattr(clip_grad, name).__closure__
+        cell.cell_contents = _watched_clipping(name, cell.cell_contents)
 
 
 def _note_forward(module: nn.Module, _: object) -> None:
