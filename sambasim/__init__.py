@@ -15,6 +15,7 @@ import os
 import sys
 
 __version__ = "0.1.0"
+TESTED_TORCH = "2.13.0"
 
 __all__ = ["Pef", "Prediction", "Run", "SambasimError", "Simulation", "compile", "load", "predict", "run", "simulate"]
 

@@ -10,5 +10,6 @@ from sambasim.api.names import run as run
 from sambasim.api.names import simulate as simulate
 
 __version__: str
+TESTED_TORCH: str
 
 def leave_script() -> None: ...

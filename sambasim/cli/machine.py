@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from sambasim import __version__
+from sambasim import TESTED_TORCH, __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, say
 from sambasim.forks import ran
@@ -25,7 +25,6 @@ from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_TESTED_TORCH = "2.13.0"
 _COMFORTABLE_BYTES, _LEAST_BYTES = GIB, 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
 """Of shared memory: what most models need, and what MPI and the smallest model with two replicas do."""
 
@@ -79,14 +78,14 @@ def versions() -> dict[str, str]:
 
 def torch() -> Check:
     """The installed torch, by its metadata: importing it would take seconds."""
-    remedy = f"python -m pip install torch=={_TESTED_TORCH}"
+    remedy = f"python -m pip install torch=={TESTED_TORCH}"
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Check("torch", "not installed", "nothing works", remedy, stops_a_run=True)
-    if version.split("+")[0] == _TESTED_TORCH:
+    if version.split("+")[0] == TESTED_TORCH:
         return Check("torch", f"{version} (tested)")
-    trouble = f"not a tested version ({_TESTED_TORCH}): compile may fail, and bits may differ"
+    trouble = f"not a tested version ({TESTED_TORCH}): compile may fail, and bits may differ"
     return Check("torch", version, trouble, remedy)
 
 

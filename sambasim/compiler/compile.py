@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sambasim import __version__
+from sambasim import TESTED_TORCH, __version__
 from sambasim.compiler.build import Builder, Built, Captures
 from sambasim.compiler.capture import explain
 from sambasim.compiler.capture.arguments import in_first_step
@@ -32,7 +32,7 @@ from sambasim.compiler.capture.tensors import (
     sparse_embeddings,
     stored_in,
 )
-from sambasim.compiler.capture.trace import TESTED_TORCH, CapturedGraph, capture
+from sambasim.compiler.capture.trace import CapturedGraph, capture
 from sambasim.compiler.capture.trial import buffers_of_plain_tensors, modes_kept
 from sambasim.compiler.passes import pipeline, run_pipeline
 from sambasim.compiler.sharding.plan import general
@@ -85,8 +85,8 @@ def _notices_of(built: Built, program: Program, model: nn.Module, options: Compi
         )
     if options.arch == "sn20":
         yield "--arch sn20 is priced as sn30: no figures of an SN20 are public"
-    if torch.__version__.split("+")[0] not in TESTED_TORCH:
-        yield f"torch {torch.__version__} is not among the tested releases: {', '.join(TESTED_TORCH)}"
+    if torch.__version__.split("+")[0] != TESTED_TORCH:
+        yield f"torch {torch.__version__} is not the tested release, {TESTED_TORCH}"
     if program.training is None:
         return
     if not program.per_sample_loss and program.batch_size > 1 and program.single is None:

@@ -95,8 +95,6 @@ def plain_constants(graph: fx.Graph, constants: dict[str, Tensor], given_out: Se
                 node.meta["val"] = shape.permute(order)
 
 
-TESTED_TORCH = ("2.13.0",)
-
 fx.node.has_side_effect(torch.ops.aten._assert_async.default)  # torch itself says so of the one with a message
 
 
