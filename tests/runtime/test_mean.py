@@ -13,7 +13,6 @@ from sambasim.errors import MachineError
 from sambasim.runtime.machine.kernels import Build, build, find_c_compiler
 from sambasim.runtime.values.mean import (
     CHUNK_ELEMENTS,
-    Finish,
     _kernel_of,
     torch_tree_mean,
     tree_mean,
@@ -73,14 +72,15 @@ needs_compiler = pytest.mark.skipif(
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("finish", list(Finish))
+@pytest.mark.parametrize(("divides", "scales"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 17])
 def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
-    count: int, near: bool, finish: Finish, dtype: torch.dtype
+    count: int, near: bool, divides: bool, scales: bool, dtype: torch.dtype
 ) -> None:
     """For numbers of every size, subnormal and infinite ones too, but not for NaN, whose bits are not defined."""
     steps, limits = additions(count), torch.iinfo(INTEGERS[dtype])
+    number = float(count) if scales else 1.0
     kernel = tree_mean_kernel(steps, dtype)
     assert kernel is not None, tree_mean_build(dtype).trouble
     for numel in (0, 1, 1023, 1024, 5000):
@@ -89,12 +89,12 @@ def test_the_kernel_in_c_has_the_bits_of_torchs_operators(
         drawn.random_(limits.min, limits.max, generator=generator)
         operands = [*drawn.view(dtype).nan_to_num(-0.0, posinf=float("inf"), neginf=0.0)]
         expected, out = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype)
-        torch_tree_mean(steps, dtype)(operands, expected, finish, float(count), near)()
-        kernel(operands, out, finish, float(count), near)()
+        torch_tree_mean(steps, dtype)(operands, expected, divides, number, near)()
+        kernel(operands, out, divides, number, near)()
         assert torch.equal(bits(out), bits(expected))
         for own in (0, count // 2, count - 1):
             again = [operand.clone() for operand in operands]
-            kernel(again, again[own], finish, float(count), near)()
+            kernel(again, again[own], divides, number, near)()
             assert torch.equal(bits(again[own]), bits(expected))
 
 

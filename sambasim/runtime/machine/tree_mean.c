@@ -4,8 +4,8 @@
    the last stay in the L1 cache. Each element has the same additions and the same division, each rounded separately, so
    the bits are the same; therefore no product may be contracted with an addition (-ffp-contract=off).
 
-   Defined on the compiler's command line: REAL, the type of the elements; BLOCK, the number of elements added at a
-   time; and KEEP, MULTIPLY and DIVIDE, the operations on the last sum. */
+   Defined on the compiler's command line: REAL, the type of the elements, and BLOCK, the number of elements added at a
+   time. */
 
 #include <stdint.h>
 
@@ -24,12 +24,12 @@ static void fetch(const REAL *block)
 /* out may be x or y, so none is restrict; but no element is read after it has been written. */
 #define EACH(VALUE) _Pragma("GCC ivdep") for (int64_t i = 0; i < numel; i++) out[i] = (VALUE)
 
-static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t finish, REAL number)
+static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t divides, REAL number)
 {
-    if (finish == MULTIPLY)
-        EACH((x[i] + y[i]) * number);
-    else if (finish == DIVIDE)
+    if (divides)
         EACH((x[i] + y[i]) / number);
+    else if (number != 1)
+        EACH((x[i] + y[i]) * number);
     else
         EACH(x[i] + y[i]);
 }
@@ -39,12 +39,12 @@ static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t 
        up are operands, those from -1 down are rows of `sums`; the sum of the last addition goes to `out`
    near: all operands are in the core's own cache, so prefetching and reading from both halves would only cost time
    sums: rows of BLOCK elements
-   finish, number: whether the last sum is kept, multiplied by `number`, or divided by it */
+   divides, number: whether the last sum is divided by `number`, or multiplied by it */
 void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, int32_t near,
-               REAL *sums, REAL *out, int64_t numel, int32_t finish, REAL number)
+               REAL *sums, REAL *out, int64_t numel, int32_t divides, REAL number)
 {
     if (addition_count == 1 && near) {
-        add(operands[additions[0]], operands[additions[1]], out, numel, finish, number);
+        add(operands[additions[0]], operands[additions[1]], out, numel, divides, number);
         return;
     }
     /* By turns from both halves: of two operands, that keeps twice as many reads on their way from memory. */
@@ -62,9 +62,9 @@ void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t ad
                     fetch(summands[side]);
             }
             if (n == addition_count - 1)
-                add(summands[0], summands[1], out + start, length, finish, number);
+                add(summands[0], summands[1], out + start, length, divides, number);
             else
-                add(summands[0], summands[1], sums + BLOCK * (-1 - places[2]), length, KEEP, 1);
+                add(summands[0], summands[1], sums + BLOCK * (-1 - places[2]), length, 0, 1);
         }
     }
 }

@@ -7,7 +7,6 @@ sums in the order of parameters; no slice cuts a block. So the bits do not depen
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
-from enum import IntEnum
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -27,17 +26,11 @@ _BLOCK_ELEMENTS = 64  # elements that are added at a time: their sums stay in th
 _REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
 
 
-class Finish(IntEnum):
-    KEEP = 0
-    MULTIPLY = 1
-    DIVIDE = 2
-
-
 Sum: TypeAlias = Callable[[], None]
 
-Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, Finish, float, bool], Sum]
-"""`kernel(operands, out, finish, number, near)` makes the function that writes the finished sum to `out`, which may be
-one of the operands. `near`: all operands are in the core's own cache, which changes no bit."""
+Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, bool, float, bool], Sum]
+"""`kernel(operands, out, divides, number, near)` makes the function that writes the sum, times `number` or divided by
+it, to `out`, which may be one of the operands. `near`: all operands are in the core's own cache: changes no bit."""
 
 
 def tree_mean(
@@ -51,10 +44,9 @@ def tree_mean(
     """A function that writes the sum of `operands` over `divisor` to `out`; all are flat and of one length, and `out`
     may be one of them. `near`: all operands lie in the core's own cache. `steps`: pairs of operand positions, each of
     which adds the second to the first; by default in rank order."""
-    finish, number = Finish.DIVIDE, float(divisor)  # x * (1/3) is not x / 3
-    if divisor & (divisor - 1) == 0:  # exact for powers of two, and faster than a division
-        finish, number = Finish.KEEP if divisor == 1 else Finish.MULTIPLY, 1 / divisor
-    return _kernel_of(len(operands), out.dtype, steps)(operands, out, finish, number, near)
+    divides = divisor & (divisor - 1) != 0  # x * (1/3) is not x / 3; a power of two is exact, and a product faster
+    number = float(divisor) if divides else 1 / divisor
+    return _kernel_of(len(operands), out.dtype, steps)(operands, out, divides, number, near)
 
 
 @cache
@@ -64,8 +56,7 @@ def _kernel_of(count: int, dtype: torch.dtype, steps: tuple[Addition, ...] | Non
 
 
 def tree_mean_build(dtype: torch.dtype) -> Build:
-    finishes = (f"{finish.name}={finish.value}" for finish in Finish)
-    return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}", *finishes)
+    return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}")
 
 
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
@@ -84,11 +75,11 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
         where[into] = total
     places, sums = torch.tensor(rows, dtype=torch.int32), torch.empty(len(steps) * _BLOCK_ELEMENTS, dtype=dtype)
 
-    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
+    def bound(operands: Sequence[Tensor], out: Tensor, divides: bool, number: float, near: bool) -> Sum:
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
         addresses = (ctypes.c_void_p * len(operands))(*[operand.data_ptr() for operand in operands])
         added = _Pointer(places), integer(len(steps)), integer(near), _Pointer(sums)
-        result = _Pointer(out, *operands), ctypes.c_int64(out.numel()), integer(finish), real(number)
+        result = _Pointer(out, *operands), ctypes.c_int64(out.numel()), integer(divides), real(number)
         return partial(function, addresses, *added, *result)
 
     return bound
@@ -107,7 +98,7 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
     # Operands must not be written to: from its first addition on, a sum has a buffer of its own.
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
 
-    def bound(operands: Sequence[Tensor], out: Tensor, finish: Finish, number: float, near: bool) -> Sum:
+    def bound(operands: Sequence[Tensor], out: Tensor, divides: bool, number: float, near: bool) -> Sum:
         spans = [slice(start, stop) for start, stop in pieces(0, out.numel(), CHUNK_ELEMENTS)]
         chunks = [([operand[span] for operand in operands], out[span]) for span in spans]
 
@@ -119,10 +110,10 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
                     sums[into] = torch.add(sums[into], sums[source], out=target)
                 if not steps:
                     result.copy_(sums[0])
-                if finish is Finish.MULTIPLY:
-                    result.mul_(number)
-                elif finish is Finish.DIVIDE:
+                if divides:
                     result.div_(number)
+                elif number != 1.0:
+                    result.mul_(number)
 
         return add_up
 
