@@ -15,7 +15,8 @@ from sambasim.ir.ranks import kept, of_ranks
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Fusions, GradientSync, Shared, Simple
-from sambasim.runtime.transports.host import Host, Roles, among_equals, parameter_server, roles_of
+from sambasim.runtime.transports.exchange import Places
+from sambasim.runtime.transports.host import Host, Roles, parameter_server, roles_of
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess
 from sambasim.runtime.transports.messages import Boxes, MessageGroup, box_bytes, gather_losses
 from sambasim.runtime.transports.window import SmallWindow, Window, allocate_devices, is_small
@@ -222,7 +223,8 @@ def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> G
         case Way.DEVICE:
             return (SmallWindow if is_small(memory.program, group) else Window)(allocated.devices[number], group)
         case Way.HOST | Way.HOST_REPLICATED | Way.GLOO:
-            places, replicated = among_equals(memory, group), way is Way.HOST_REPLICATED
-            return Host(places, replicated=replicated, through_gloo=way is Way.GLOO)
+            slices = slices_of(memory.program, group.world_size)
+            places = Places(group, range(group.world_size), slices, device=memory, kept=memory)
+            return Host(places, replicated=way is Way.HOST_REPLICATED, through_gloo=way is Way.GLOO)
         case Way.PARAMETER_SERVER:
             return parameter_server(memory, roles or roles_of(group.world_size, dedicated=0), group)

@@ -97,12 +97,6 @@ class Host(GradientSync):
         return communication
 
 
-def among_equals(memory: DeviceMemory, communicator: Communicator) -> Places:
-    """Where all ranks train a replica."""
-    size = communicator.world_size
-    return Places(communicator, range(size), slices_of(memory.program, size), device=memory, kept=memory)
-
-
 def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
     """Sync by parameter servers. `memory`: of this rank's replica, or of a server without one, with the parameters."""
     program, rank, (first, *_), last = memory.program, communicator.rank, roles.servers, roles.servers[-1]
