@@ -49,8 +49,8 @@ def little_shared_memory() -> None:
     """Once MPI has started, 100 KiB for all windows of two ranks."""
     check, free_bytes = node_memory.check_demands, 2 * node_memory.MPI_RESERVE_BYTES + 100 * KIB
 
-    def check_with_little(demands: Iterable[Demand]) -> None:
-        check([demand._replace(free_bytes=free_bytes) for demand in demands])
+    def check_with_little(demands: Iterable[Demand], *texts: str) -> None:  # texts: MPI is only starting
+        check([demand if texts else demand._replace(free_bytes=free_bytes) for demand in demands], *texts)
 
     node_memory.check_demands = check_with_little  # type: ignore[assignment]  # the texts stay as they are
 
