@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from math import sqrt
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
@@ -25,6 +25,7 @@ from sambasim.costs.work import at_batch_size, work_of, works_of_ranks
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.spec import load_device
+from sambasim.ir.dataflow import actions_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed, with_sections
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
@@ -50,7 +51,7 @@ class Recompute:
 
     def __call__(self, program: Program) -> Program:
         training = program.step
-        values, passes = values_of(training, program), _passes(training.sections)
+        values, passes = values_of(training, program), actions_of(training.sections)
         forward = [section for section in passes if section.kind is SectionKind.FWD]
         ends = [section.stop for section in training.sections if section.kind is SectionKind.FWD]
         if self.mode == "full":
@@ -61,12 +62,6 @@ class Recompute:
             if after[section.stage] >= before[section.stage]:  # it gains nothing
                 kept |= {name for node in training.section_nodes(section) for name in node.makes}
         return replace(program, training=_Repeated(training, kept).graph())
-
-
-def _passes(sections: Sequence[Section]) -> list[Section]:
-    """One section for the forward of each stage, and one or two for its backward."""
-    runs = (tuple(run) for _, run in groupby(sections, key=lambda part: (part.kind, part.stage, part.weights_only)))
-    return [replace(run[0], index=index, stop=run[-1].stop) for index, run in enumerate(runs)]
 
 
 def _segments(graph: Graph, stage: Section, values: Values) -> list[int]:
@@ -106,7 +101,7 @@ def _held(graph: Graph) -> Counter[int]:
     """By stage, the bytes of its forward that the backward reads."""
     maker: dict[str, tuple[str, int]] = {}  # by value of the forward: what it is, or is a view of, and the stage
     read: set[tuple[str, int]] = set()
-    for section in _passes(graph.sections):
+    for section in actions_of(graph.sections):
         for node in graph.section_nodes(section):
             bases = [maker[name] for name in node.reads if name in maker]
             if section.kind is not SectionKind.FWD:
@@ -131,7 +126,7 @@ class _Repeated:
 
     def graph(self) -> Graph:
         parts = []
-        for section in _passes(self._graph.sections):
+        for section in actions_of(self._graph.sections):
             self._nodes = []
             for node in self._graph.section_nodes(section):
                 placed = node if section.kind is SectionKind.FWD else self._with_repeated_operands(node)

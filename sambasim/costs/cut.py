@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
 from sambasim.costs.work import Stage, Work
 from sambasim.hardware.budget import Budget
-from sambasim.ir.dataflow import pass_and_update
+from sambasim.ir.dataflow import actions_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Section
 from sambasim.ir.operators import OPERATORS, OperatorKind
 
@@ -27,9 +27,8 @@ MOST_STAGES = 64
 def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> Graph:
     """`graph`, with its pass cut again within its present boundaries of forward, backward and pipeline stages."""
     in_pass, update = pass_and_update(graph)
-    runs = groupby(in_pass, key=lambda section: (section.kind, section.stage, section.weights_only))
-    parts = [list(run) for _, run in runs]
-    part_ends = [sum(stage.node < sections[-1].stop for stage in work.stages) for sections in parts]
+    parts = actions_of(in_pass)
+    part_ends = [sum(stage.node < part.stop for stage in work.stages) for part in parts]
     last_ends = sorted({*part_ends, len(work.stages)} - {0})
     limits = [last_ends[bisect_right(last_ends, start)] for start in range(len(work.stages))]
     ends = list(range(1, len(work.stages) + 1))
@@ -37,11 +36,11 @@ def cut(graph: Graph, work: Work, budget: Budget, level: Level) -> Graph:
         allowed = _within_modules(graph, work, limits) if level == "o1" else limits
         ends = best_cut(work, budget, allowed)
     found: list[Section] = []
-    for sections, (start, stop) in zip(parts, pairwise([0, *part_ends]), strict=True):
+    for part, (start, stop) in zip(parts, pairwise([0, *part_ends]), strict=True):
         begins = (work.stages[end].node for end in ends if start < end < stop)
-        for begin, end in pairwise([sections[0].start, *begins, sections[-1].stop]):
+        for begin, end in pairwise([part.start, *begins, part.stop]):
             name = _name(graph.nodes[begin:end])
-            found.append(replace(sections[0], index=len(found), name=name, start=begin, stop=end))
+            found.append(replace(part, index=len(found), name=name, start=begin, stop=end))
     return replace(graph, sections=(*found, *update))
 
 

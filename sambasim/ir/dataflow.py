@@ -15,7 +15,8 @@ A step runs the sections of a *pass*, forward and backward, once for each micro-
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sambasim.errors import InvariantError
 from sambasim.ir.graph import Graph, Node, Section, SectionKind, leaves
@@ -110,6 +111,12 @@ def pass_and_update(graph: Graph) -> tuple[tuple[Section, ...], tuple[Section, .
     in_pass = (SectionKind.FWD, SectionKind.BCKWD)
     stop = max((at for at, section in enumerate(graph.sections, start=1) if section.kind in in_pass), default=0)
     return graph.sections[:stop], graph.sections[stop:]
+
+
+def actions_of(sections: Sequence[Section]) -> list[Section]:
+    """One section for all of each action of a schedule: the forward of a stage, and one or two for its backward."""
+    runs = (tuple(run) for _, run in groupby(sections, key=lambda part: (part.kind, part.stage, part.weights_only)))
+    return [replace(run[0], index=index, stop=run[-1].stop) for index, run in enumerate(runs)]
 
 
 def spans_of_actions(sections: Sequence[Section]) -> Mapping[tuple[ActionKind, int], tuple[int, int]]:
