@@ -35,7 +35,7 @@ from sambasim.ir.program import (
     dtype_of_average,
     state_name,
 )
-from sambasim.ir.ranks import pipeline_ranks, ranks_of_values
+from sambasim.ir.ranks import holders_of_gradients
 from sambasim.ir.types import ALIGNMENT_ELEMENTS, Symbol, SymbolKind, TensorType, align, norm_blocks, parameter_of
 from sambasim.ir.verify import Progress
 from sambasim.optimizers import OPTIMIZERS
@@ -112,7 +112,8 @@ class AttachOptimizers:
             listed = ", ".join("none" if bound is None else f"{bound:g}" for bound in sorted(bounds, key=str))
             what = f"the optimizers have different max_grad_norm: {listed}; the norm is that of all gradients together"
             raise OptionError(what, remedy="give all of them the same max_grad_norm, or none of them")
-        moves = _moved(program)
+        holders = holders_of_gradients(program).items()  # a rank that updates a parameter reads it without a message
+        moves = {parameter_of(name): (source, target) for name, (source, others) in holders for target in others}
         groups = self.groups or _groups(program, self.updates, self.grouping, moves)
         _check_used(program, self.updates, groups)
         if self.master_weights:
@@ -216,21 +217,6 @@ class AttachOptimizers:
         parts.append(of_replicas(SectionKind.GATHER, "gather", "comm.all_gather"))
         parts.append(_part(SectionKind.GATHER, f"{prefix}__copy_parameters", back))
         return with_sections(replace(step, values=values), parts)
-
-
-def _moved(program: Program) -> Mapping[str, Move]:
-    """By parameter that another rank updates than completes its gradient. That rank reads it without a message."""
-    training, ranks = program.step, pipeline_ranks(program)
-    if ranks == 1:
-        return {}
-    made, read = ranks_of_values(training, ranks)
-    moves = {}
-    for output in training.outputs:
-        if program.symbols[output.symbol].kind is SymbolKind.GRADIENT and output.value in made:
-            source, name = made[output.value], parameter_of(output.symbol)
-            for target in read.get(name, set()) - {source}:
-                moves[name] = source, target
-    return moves
 
 
 def _copies(

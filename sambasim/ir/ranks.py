@@ -26,7 +26,7 @@ from sambasim.ir.graph import Graph, Node, Section, with_sections
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind
+from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind, parameter_of
 
 _OF_A_BATCH = (SymbolKind.INPUT, SymbolKind.TANGENT, SymbolKind.OUTPUT)
 
@@ -38,13 +38,23 @@ def pipeline_ranks(program: Program) -> int:
 
 def ranks_of_groups(program: Program) -> Mapping[str, int]:
     """The rank on the axis pp of each parameter group, by name."""
+    rank_of = {gradient: rank for gradient, (rank, _) in holders_of_gradients(program).items()}
+    nodes = program.training.nodes if program.training else ()
+    rank_of |= {symbol: ends_of(node)[1] for node in nodes if (symbol := copied(node)) in rank_of}
+    return {group.name: rank_of.get(group.members[0].gradient, 0) for group in program.groups}
+
+
+def holders_of_gradients(program: Program) -> Mapping[str, tuple[int, set[int]]]:
+    """By gradient: the rank on the axis pp that completes it, and the others that read its parameter."""
     training, ranks = program.training, pipeline_ranks(program)
     if training is None or ranks == 1:
-        return {group.name: 0 for group in program.groups}
-    made, _ = ranks_of_values(training, ranks)
-    rank_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
-    rank_of |= {symbol: ends_of(node)[1] for node in training.nodes if (symbol := copied(node)) in rank_of}
-    return {group.name: rank_of[group.members[0].gradient] for group in program.groups}
+        return {}
+    of_graphs = [ranks_of_values(graph, ranks) for graph in program.graphs]
+    made, found = of_graphs[0][0], {}
+    for name, rank in ((output.symbol, made.get(output.value, 0)) for output in training.outputs):
+        if program.symbols[name].kind is SymbolKind.GRADIENT:
+            found[name] = rank, set().union(*(read.get(parameter_of(name), ()) for _, read in of_graphs)) - {rank}
+    return found
 
 
 def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Mapping[str, set[int]]]:

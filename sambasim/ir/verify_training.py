@@ -8,7 +8,7 @@ from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import LOSS_SCALE, MASTER, Program
-from sambasim.ir.ranks import copied, ends_of, pipeline_ranks, ranks_of_values
+from sambasim.ir.ranks import copied, ends_of, holders_of_gradients, pipeline_ranks
 from sambasim.ir.schedule import check
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
 
@@ -248,28 +248,21 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
 
 
 def copies(program: Program) -> None:
-    training, ranks = program.training, pipeline_ranks(program)
-    if training is None or ranks == 1:
-        return
-    made, _ = ranks_of_values(training, ranks)
-    source_of = {output.symbol: made.get(output.value, 0) for output in training.outputs}
-    reads = [ranks_of_values(graph, ranks)[1] for graph in program.graphs]
-    copy_nodes = {symbol: node for node in training.nodes if (symbol := copied(node)) is not None}
-    expected = []
-    for group in program.groups:
-        for member in group.members:
-            source = source_of[member.gradient]
-            others = set().union(*(read.get(member.parameter, ()) for read in reads)) - {source}
-            if not others:
-                continue
-            alone = len(others) == len(group.members) == 1
-            require(alone, 16, f"{member.parameter} is read on the ranks {sorted({source, *others})}")
-            (target,) = others
-            for symbol, ends in ((member.gradient, (source, target)), (member.parameter, (target, source))):
-                node = copy_nodes.get(symbol)
-                right = node is not None and groups_of(node) == (group.name,) and ends_of(node) == ends
-                require(right, 16, f"{symbol} is not copied from rank {ends[0]} to rank {ends[1]}")
-                expected.append(symbol)
+    nodes = program.training.nodes if program.training and pipeline_ranks(program) > 1 else ()
+    copy_nodes = {symbol: node for node in nodes if (symbol := copied(node)) is not None}
+    holders, expected = holders_of_gradients(program), []
+    for group, member in ((one, member) for one in program.groups for member in one.members):
+        source, others = holders.get(member.gradient, (0, set[int]()))
+        if not others:
+            continue
+        alone = len(others) == len(group.members) == 1
+        require(alone, 16, f"{member.parameter} is read on the ranks {sorted({source, *others})}")
+        (target,) = others
+        for symbol, ends in ((member.gradient, (source, target)), (member.parameter, (target, source))):
+            node = copy_nodes.get(symbol)
+            right = node is not None and groups_of(node) == (group.name,) and ends_of(node) == ends
+            require(right, 16, f"{symbol} is not copied from rank {ends[0]} to rank {ends[1]}")
+            expected.append(symbol)
     copied_symbols, expected = sorted(copy_nodes), sorted(expected)
     require(copied_symbols == expected, 16, f"the update copies {copied_symbols}, not {expected}")
     for node in copy_nodes.values():
