@@ -24,7 +24,7 @@ from sambasim.runtime.checkpoint.folder import MANIFEST_FILE
 from sambasim.runtime.run.plan import BEGINNING, Position
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.training import Progress
-from sambasim.runtime.values.memory import joined, part_of
+from sambasim.runtime.values.memory import STATE, joined, part_of
 from sambasim.units import MIB
 
 FORMAT_NAME: Final = "sambasim-checkpoint"
@@ -32,7 +32,6 @@ FORMAT_VERSION: Final = "3.4"
 MAX_MANIFEST_BYTES = 64 * MIB
 EXACT_SYNC = "fixed order of addition"
 
-_SAVED_KINDS = (SymbolKind.PARAMETER, SymbolKind.OPTIMIZER_STATE, SymbolKind.BUFFER)
 _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
@@ -64,12 +63,6 @@ class RunModel(_Model):
     torch: str
     cpu: str
 
-    @model_validator(mode="after")
-    def _chips_are_ranks(self) -> Self:
-        if self.replicas * self.chips > MOST_REPLICAS:
-            raise ValueError(f"{self.replicas} replicas of {self.chips} chips")
-        return self
-
     @property
     def replicas_and_chips(self) -> str:
         return f"{self.replicas} of {self.chips} chips" if self.chips > 1 else str(self.replicas)
@@ -97,6 +90,8 @@ class Manifest(_Model):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
+        if self.run.replicas * self.run.chips > MOST_REPLICAS:
+            raise ValueError(f"{self.run.replicas} replicas of {self.run.chips} chips")
         if self.position.used > self.run.samples > 0:
             raise ValueError(f"{self.position.used} samples used of an epoch of {self.run.samples}")
         if self.progress.skipped_steps > self.position.step:
@@ -166,7 +161,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             cpu=", ".join(setup.cpus),
         ),
         options={**setup.resolved.tables, "on_nonfinite": setup.options.on_nonfinite},
-        tensors={name: symbol for name, symbol in program.symbols.items() if symbol.kind in _SAVED_KINDS},
+        tensors={name: symbol for name, symbol in program.symbols.items() if symbol.kind in STATE},
         shards={},
     )
 

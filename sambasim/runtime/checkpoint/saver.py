@@ -3,7 +3,6 @@ And what each rank takes of one, also if replicas, the mesh or what is trained h
 
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from sambasim.errors import MachineError, OptionError
@@ -259,12 +257,9 @@ def _together(path: Path, communicator: Communicator, activity: Activity, work: 
     with communicator.alike():
         try:
             result = work()
-        except (OSError, SafetensorError) as error:
-            # safetensors has one class for all: "Error while serializing: I/O error: No space left … (os error 28)"
-            match = re.search(r"I/O error: (.+?) \(os error", str(error))
-            why = match[1] if match else getattr(error, "strerror", None) or str(error)
+        except OSError as error:
             raise MachineError(
-                f"checkpoint {path.name} cannot be written: {why}",
+                f"checkpoint {path.name} cannot be written: {error.strerror or error}",
                 where=f"rank {communicator.rank} on {communicator.host_name}, {path.parent}",
                 remedy="free some space there, or name another place that all hosts share: --checkpoint-dir FOLDER",
             ) from error

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 TensorOf: TypeAlias = Callable[[str], Tensor]
 
 _SAVED = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-_STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
+STATE = (*_SAVED, SymbolKind.OPTIMIZER_STATE)
 _WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 
 
@@ -44,17 +45,23 @@ def write_tensors(path: Path, tensors: Tensors, what: str, remedy: str) -> None:
     try:
         with replacing(path) as hidden:
             save_tensors(hidden, tensors)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         failure = f"{what} cannot be written to {path}"
-        if os.strerror(errno.ENOSPC) in str(error):  # safetensors gives no errno
+        if error.errno == errno.ENOSPC:
             raise MachineError(failure, where=str(error), remedy="free disk space, or name another place") from error
         raise OptionError(failure, where=str(error), remedy=remedy) from error
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
+    """Raises OSError."""
     path.touch()  # gives it the permissions of the user's other files; safetensors' own are for the owner alone
     permissions = path.stat().st_mode
-    save_file(dict(tensors), path)
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:
+        # safetensors has one class for all: "Error while serializing: I/O error: No space left … (os error 28)"
+        number = re.search(r"\(os error ([0-9]+)\)", str(error))
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
     path.chmod(permissions)
 
 
@@ -144,7 +151,7 @@ def state_of(
     program: Program,
     tensor_of: Callable[[str], Tensor],
     steps: int,
-    kinds: Collection[SymbolKind] = _STATE,
+    kinds: Collection[SymbolKind] = STATE,
     *,
     keeps_tensors: bool = False,
     averages: Mapping[str, str] | None = None,
