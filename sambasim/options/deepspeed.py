@@ -6,6 +6,7 @@ leaves out has DeepSpeed's default, and not the value of another config.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from sambasim.options.problem import Given, Problem, one_of, refusal, show, sugg
 from sambasim.options.training import LossScaleOptions, ScheduleOptions
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-_SIZES = {MICRO: "batch_size", STEPS: "accumulation_steps"}
+_SIZES = {MICRO: "training.batch_size", STEPS: "training.accumulation_steps"}
 
 _FIXED = {
     "optimizer.name": "the optimizer", "compile.dtype": "the dtype", "compile.master_weights": "master_weights",
@@ -42,11 +43,6 @@ class Mapped(NamedTuple):
 
     given: list[Given]
     notes: list[str]
-
-
-class _Size(NamedTuple):
-    value: int
-    by: str = ""
 
 
 def deepspeed_options(
@@ -274,17 +270,28 @@ class _Reading:
     def batch(self, world: World) -> None:
         """Sets both sizes by DeepSpeed's rule, train_batch_size = train_micro_batch_size_per_gpu ×
         gradient_accumulation_steps × world size: of what is missing, it works out the rest."""
-        micro, steps = (self._size(key, option) for key, option in _SIZES.items())
+        sizes, by = dict[str, int](), dict[str, str]()  # `by`: where one comes from, if not from the file
+        for key, option in _SIZES.items():
+            in_file, other = self.top.read(key, "whole", least=1), self.others.get(option)
+            typed = self.typed.get(option)
+            if typed is not None and type(typed.value) is int:
+                also = f"; the file has {in_file}" if in_file not in (None, typed.value) else ""
+                sizes[key], by[key] = typed.value, f" (from {typed.origin}{also})"
+            elif in_file is not None:
+                sizes[key] = in_file
+            elif self.top.says_auto(key) and type(other) is int:
+                sizes[key], by[key] = other, " (auto)"
         train = self.top.read(TRAIN, "whole", least=1)
         is_readable = {TRAIN, MICRO, STEPS}.isdisjoint(problem.name for problem in self.top.problems)
         if world.compiled is not None:
-            if micro is not None and micro.value != world.compiled and not micro.by:
+            if MICRO not in sizes:
+                sizes[MICRO], by[MICRO] = world.compiled, " (of the PEF)"
+            elif sizes[MICRO] != world.compiled and MICRO not in by:
                 self.top.wrong(MICRO, f"the PEF was compiled for batches of {world.compiled} samples")
-            micro = micro or _Size(world.compiled, " (of the PEF)")
         if not is_readable:
             return  # of a size that cannot be read, nothing follows
-        if train is None and micro is None:
-            other = self.others.get("training.batch_size")
+        if train is None and MICRO not in sizes:
+            other = self.others.get(_SIZES[MICRO])
             if type(other) is not int:
                 if auto := [key for key in (MICRO, TRAIN) if self.top.says_auto(key)]:
                     self.top.wrong(auto[0], "needs a value from elsewhere", "--batch-size 8")
@@ -292,42 +299,31 @@ class _Reading:
                     what = f"is missing, and so is {MICRO}: DeepSpeed needs one of them"
                     self.top.wrong(TRAIN, what, f'"{MICRO}": 8, or --batch-size 8')
                 return
-            micro = _Size(other)
+            sizes[MICRO] = other
         if not {TRAIN, MICRO, STEPS} & self.top.fields.keys():
             return
         if train is not None:
-            micro, steps = self._worked_out(train, micro, steps, world)
-        for key, size in ((MICRO, micro), (STEPS, steps or _Size(1))):
-            name = f"training.{_SIZES[key]}"
-            if size is not None and name not in self.typed:
-                self.set(name, size.value, key if key in self.top.fields else TRAIN)
+            self._work_out(train, sizes, by, world)
+        for key, option in _SIZES.items():
+            if option not in self.typed:
+                self.set(option, sizes.get(key, 1), key if key in self.top.fields else TRAIN)
 
-    def _size(self, key: str, option: str) -> _Size | None:
-        in_file, other = self.top.read(key, "whole", least=1), self.others.get(f"training.{option}")
-        typed = self.typed.get(f"training.{option}")
-        if typed is not None and type(typed.value) is int:
-            also = f"; the file has {in_file}" if in_file not in (None, typed.value) else ""
-            return _Size(typed.value, f" (from {typed.origin}{also})")
-        if in_file is not None:
-            return _Size(in_file)
-        return _Size(other, " (auto)") if self.top.says_auto(key) and type(other) is int else None
-
-    def _worked_out(
-        self, train: int, micro: _Size | None, steps: _Size | None, world: World
-    ) -> tuple[_Size | None, _Size | None]:
-        """Both sizes, which must divide `train`."""
-        steps = steps or (None if micro else _Size(1))
-        known = (micro.value if micro else 1) * (steps.value if steps else 1)
+    def _work_out(self, train: int, sizes: dict[str, int], by: Mapping[str, str], world: World) -> None:
+        """Adds the size that is missing; they must divide `train`."""
+        if MICRO not in sizes:
+            sizes.setdefault(STEPS, 1)
+        known = prod(sizes.values())
         rest, left = divmod(train, known * world.size)
-        if not left and rest and (micro is None or steps is None or rest == 1):
-            return micro or _Size(rest), steps or _Size(rest)
-        parts = [f"{key} {size.value}{size.by}" for key, size in ((MICRO, micro), (STEPS, steps)) if size is not None]
+        if not left and rest and (len(sizes) == 1 or rest == 1):
+            for key in _SIZES:
+                sizes.setdefault(key, rest)
+            return
+        parts = [f"{key} {sizes[key]}{by.get(key, '')}" for key in _SIZES if key in sizes]
         parts.append(f"world size {world.size} ({world.by})")
-        relation = "is not" if micro and steps else "is no multiple of"
-        fits = train // known if train % known == 0 and micro is not None else None
+        relation = "is not" if len(sizes) == 2 else "is no multiple of"
+        fits = train // known if train % known == 0 and MICRO in sizes else None
         remedy = f'"{TRAIN}": {known * world.size}' + (f"; or {world.remedy} {fits}" if fits else "")
         self.top.wrong(TRAIN, f"{relation} {' × '.join(parts)} = {known * world.size}", remedy)
-        return micro, steps
 
 
 def _whole(options: type[ScheduleOptions | LossScaleOptions], fields: Mapping[str, object]) -> dict[str, object]:
