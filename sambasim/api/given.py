@@ -24,16 +24,8 @@ from sambasim.options.grammar import LOSS_ARGUMENTS
 from sambasim.options.problem import one_of
 from sambasim.units import first_of
 
-_MODULES: Mapping[type[nn.Module], str] = {
-    nn.CrossEntropyLoss: "cross_entropy",
-    nn.NLLLoss: "nll",
-    nn.MSELoss: "mse",
-    nn.L1Loss: "l1",
-    nn.SmoothL1Loss: "smooth_l1",
-    nn.HuberLoss: "huber",
-    nn.BCEWithLogitsLoss: "bce_with_logits",
-    nn.KLDivLoss: "kl_div",
-}
+_MODULES = {f"{name.replace('_', '')}loss": name for name in LOSS_ARGUMENTS}
+"""The losses by the names of torch's modules, in lower case: `bce_with_logits` is BCEWithLogitsLoss."""
 _ARRAY = (Tensor, np.ndarray)
 
 _version: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
@@ -101,7 +93,7 @@ def loss_of(loss: object) -> tuple[dict[str, object] | None, Loss | None]:
     if isinstance(loss, str):
         return {"name": loss}, None
     kind = type(loss).__name__
-    name = _MODULES.get(type(loss)) if isinstance(loss, nn.Module) else None
+    name = _MODULES.get(kind.lower()) if type(loss).__module__ == nn.MSELoss.__module__ else None
     if name is not None and getattr(loss, "reduction", "mean") == "sum":
         remedy = f"torch.nn.{kind}(), and a learning rate for the mean"
         raise OptionError(f"{kind} gives a sum, and a loss is a mean: replicas average their gradients", remedy=remedy)
