@@ -16,7 +16,8 @@ from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptio
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
 from sambasim.options.problem import nearest, suggested
-from sambasim.options.training import LossScaleOptions, OptimizerOptions, ScheduleOptions, Sections
+from sambasim.options.schedules import LossScaleOptions, ScheduleOptions
+from sambasim.options.training import OptimizerOptions, Sections
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
 from sambasim.simulation.planning.search import Plan

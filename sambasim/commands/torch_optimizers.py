@@ -21,8 +21,8 @@ from sambasim.compiler.capture.recording import line_of
 from sambasim.errors import OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.base import build
-from sambasim.options.training import OptimizerOptions, ScheduleOptions
-from sambasim.runtime.run.plan import learning_rate_factor
+from sambasim.options.schedules import ScheduleOptions
+from sambasim.options.training import OptimizerOptions
 
 NOT_IN_A_PEF: Mapping[str, str] = {"differentiable": "leave it out", "initial_accumulator_value": "leave it out"}
 """Options of torch's optimizers that a PEF does not have, with remedies."""
@@ -193,7 +193,7 @@ def _has(factors: Sequence[float], schedule: ScheduleOptions, steps: int, *, ris
         if rises and step > begin:
             past = (step - begin) % (2 * length)
             step = begin + min(past, 2 * length - past)
-        return learning_rate_factor(schedule, step, steps)
+        return schedule.factor(step, steps)
 
     return all(isclose(ours(step), factors[step], rel_tol=1e-6, abs_tol=1e-9) for step in range(steps))
 

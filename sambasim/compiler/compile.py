@@ -42,9 +42,9 @@ from sambasim.ir.dataflow import gathers
 from sambasim.ir.mesh import TENSOR
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.grammar import TARGET
+from sambasim.options.schedules import arguments_of
 from sambasim.pef import write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
 from sambasim.pef.document import Compiled, document_of

@@ -18,9 +18,8 @@ from sambasim.data.identity import identity_of
 from sambasim.data.loaders import Loader, check_loader, own_collate, shuffles
 from sambasim.data.user_code import call_object, guarded, load_function, summary, user_line
 from sambasim.errors import DataError
-from sambasim.options.evaluation import EvaluationOptions
 from sambasim.options.grammar import BUILTIN_SOURCES, DATA_SUFFIXES, FLOAT_DTYPES, SYNTHETIC, InputSpec, parse_inputs
-from sambasim.options.training import DataOptions
+from sambasim.options.training import DataOptions, EvaluationOptions
 
 DEFAULT_SAMPLES = 1024
 _AHEAD_BYTES = 256 * 1024

@@ -14,7 +14,7 @@ from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.deepspeed_file import LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row, Table, read_deepspeed
 from sambasim.options.given import leaves
 from sambasim.options.problem import Given, Problem, one_of, refusal, show, suggested
-from sambasim.options.training import LossScaleOptions, ScheduleOptions
+from sambasim.options.schedules import LossScaleOptions, ScheduleOptions
 
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 _SIZES = {MICRO: "training.batch_size", STEPS: "training.accumulation_steps"}

@@ -1,107 +1,22 @@
-"""The tables of a config that say what is trained and how, with the schedules of a run."""
+"""The tables of a config that say what is trained and evaluated, and how."""
 
 import copy
-import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, create_model, model_validator
 
 from sambasim.errors import LARGEST_FACTOR
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options import grammar
-from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.base import Options
-from sambasim.options.evaluation import EvaluationOptions
-from sambasim.options.fields import DataFields, EmaFields, LossFields, OptimizerFields, ScheduleFields, TrainingFields
-from sambasim.options.grammar import LOSS_ARGUMENTS, JsonTable
-from sambasim.options.problem import Count, Factor, PositiveFactor, Problem, Refused, Text, broken, one_of
+from sambasim.options.fields import DataFields, EmaFields, EvaluationFields, LossFields, OptimizerFields, TrainingFields
+from sambasim.options.grammar import LOSS_ARGUMENTS, METRICS, JsonTable
+from sambasim.options.problem import Count, Factor, PositiveFactor, Problem, Refused, Text, broken, one_of, suggested
+from sambasim.options.schedules import ArgumentOptions, LossScaleOptions, ScheduleOptions, Share
 
 MOST_PREFETCHED = 1024  # batches of one worker
-
-Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-
-
-class ScheduleOptions(ScheduleFields, Options):
-    """The `[training.schedule]` table: the factor of the learning rate at each step. The formulas are in
-    `configs/README.md`; `learning_rate_factor` computes them."""
-
-    total_steps: Count | None = None
-    final_factor: float = Field(default=0.0, ge=0, le=1)
-    step_size: Count | None = None
-    gamma: PositiveFactor = 0.1
-    warmup_curve: Literal["log", "linear"] | None = None
-    start_factor: Factor | None = None
-    up_steps: Count | None = None
-    down_steps: Count | None = None
-    rate: Factor | None = None
-    staircase: bool | None = None
-    momentum: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
-
-    @property
-    def counts_updates(self) -> bool:
-        """Whether skipped steps do not advance it."""
-        return self.name in _BY_UPDATES
-
-    def problems(self) -> Iterator[Problem]:
-        for field in _NEEDED.get(self.name, ()):
-            if getattr(self, field) is None:
-                yield Problem(field, "is missing", f"--set training.schedule.{field}=…")
-        for field, names in _SCHEDULES_WITH.items():
-            value = getattr(self, field)
-            if self.name not in names and value is not None:
-                yield Problem(field, f"is not for {self.name}", f"--lr-schedule {names[0]}", value)
-        yield from broken(
-            (self.name in _WITHOUT_WARMUP and self.warmup_steps, "warmup_steps",
-             f"is not for {self.name}, which has no warm-up", "--warmup-steps 0", self.warmup_steps),
-            (self.rate and self.name == "one_cycle" and self.step_size is None, "rate",
-             "needs step_size, the steps in which the learning rate falls by it after the cycle",
-             "--set training.schedule.step_size=…", self.rate),
-            (self.momentum is not None and self.momentum[0] > self.momentum[1], "momentum",
-             "must be the lower value, then the higher one", None, self.momentum),
-            (self.total_steps is not None and self.warmup_steps >= self.total_steps, "warmup_steps",
-             f"must be below total_steps, {self.total_steps}", None, self.warmup_steps),
-        )  # fmt: skip
-
-
-_WITH_CURVE = ("warmup", "warmup_decay", "warmup_cosine")
-WITH_END = ("linear", "cosine", "warmup_decay", "warmup_cosine")
-"""The schedules that end with the run, unless total_steps says when."""
-_WITHOUT_WARMUP = ("one_cycle", "range_test")
-_BY_UPDATES = (*_WITH_CURVE, *_WITHOUT_WARMUP)
-_NEEDED = {"step": ("step_size",), "one_cycle": ("up_steps",), "range_test": ("step_size", "rate")}
-_SCHEDULES_WITH: Mapping[str, tuple[str, ...]] = {
-    "step_size": ("step", "one_cycle", "range_test"),
-    "warmup_curve": _WITH_CURVE,
-    "start_factor": ("constant", "linear", "cosine", "step", *_WITH_CURVE, "one_cycle"),
-    "rate": ("range_test", "one_cycle"),
-    "staircase": ("range_test",),
-    **dict.fromkeys(("up_steps", "down_steps", "momentum"), ("one_cycle",)),
-}
-
-
-class LossScaleOptions(Options):
-    """The `[training.loss_scale]` table, for fp16: the loss is multiplied by `start`. A step whose gradients overflow
-    is skipped. If `dynamic`, each overflow from number `hysteresis` on halves the scale; `window` steps without one
-    double it, and overflows count from 1 again; if `consecutive`, after any step without one. Below `minimum` the run
-    ends with an error. The defaults are those of DeepSpeed."""
-
-    dynamic: bool = True
-    start: float = Field(default=2.0**16, ge=1, le=2.0**32)
-    window: Count = 1000
-    hysteresis: Count = 2
-    consecutive: bool = False
-    minimum: float = Field(default=1.0, gt=0, le=2.0**32)
-
-    def problems(self) -> Iterator[Problem]:
-        if self.start < self.minimum:
-            yield Problem("start", f"must be at least the minimum, {self.minimum:g}", given=self.start)
-        for name in ("start", "minimum"):
-            value = getattr(self, name)
-            if math.frexp(value)[0] != 0.5:
-                remedy = f"--set training.loss_scale.{name}={2.0 ** round(math.log2(value))}"
-                yield Problem(name, "must be a power of two, so that scaling is exact", remedy, value)
 
 
 class ModelOptions(Options):
@@ -325,6 +240,47 @@ class TrainingOptions(TrainingFields, Options):
         remedy = "leave out one: --epochs or --steps, training.epochs or training.steps"
         what, both = f"cannot be given together with epochs, {self.epochs}", None not in (self.epochs, self.steps)
         yield from broken((both, "steps", what, remedy, self.steps))
+
+
+class EvaluationOptions(EvaluationFields, Options):
+    """The `[evaluation]` table. `data` is a source as `data.source`, called with `args`, in place of what the data
+    holds out. `metrics`: names or functions, each with its options: those of torchmetrics, or keyword arguments."""
+
+    args: JsonTable = Field(default_factory=dict)
+
+    @property
+    def cadence(self) -> grammar.Cadence:
+        return grammar.parse_interval(self.every)
+
+    @property
+    def watched(self) -> str | None:
+        """The metric by which an evaluation is the best; None if it does not matter which."""
+        return self.keep_best or (None if self.stop_after is None else "loss")
+
+    @property
+    def largest_is_best(self) -> bool | None:
+        """Of the watched metric; None if that is not known."""
+        name = self.watched or ""
+        known = {"loss": "min", **METRICS}.get(name, "max" if grammar.is_top_k(name) else None)
+        return None if (mode := self.mode or known) is None else mode == "max"
+
+    def problems(self) -> Iterator[Problem]:
+        needs_best, name_one = "needs a metric that says which evaluation is the best", "--keep-best loss"
+        unknown = self.watched is not None and self.largest_is_best is None
+        off = not self.enabled and self.watched is not None
+        names = ["loss", *METRICS, *(name.rpartition(":")[2] for name in self.metrics or ())]
+        guess = suggested(self.keep_best or "", set(names) - {self.keep_best}) if unknown else None
+        yield from broken(
+            (self.load_best and self.keep_best is None, "load_best", needs_best, name_one),
+            (self.mode is not None and self.keep_best is None, "mode", needs_best, name_one, self.mode),
+            (guess, "keep_best", "is no metric that has a name here",
+             f"{guess} For one that has, by the model or a function: --best-mode max, or min", self.keep_best),
+            (unknown and not guess, "mode", f"is missing: it is not known whether the largest {self.keep_best} is best",
+             "--best-mode max, or min"),
+            (off, "keep_best" if self.keep_best else "stop_after",
+             "needs evaluations, which are turned off", "leave out --no-evaluate"),
+            (self.args and self.data is None, "args", "are for a data function, and evaluation.data names none"),
+        )  # fmt: skip
 
 
 class Sections(Options):

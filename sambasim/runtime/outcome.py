@@ -21,7 +21,7 @@ from sambasim.pef.digests import changed
 from sambasim.records.metrics import BytesMoved, EvaluationRecord, PlacementRecord, PredictedRecord, SummaryRecord
 from sambasim.runtime.checkpoint.saver import Saver
 from sambasim.runtime.machine.process import peak_memory_bytes
-from sambasim.runtime.run.plan import Plan, learning_rate_factor
+from sambasim.runtime.run.plan import Plan
 from sambasim.runtime.run.replica import changed_buffers
 from sambasim.runtime.run.run_observer import Start
 from sambasim.runtime.run.setup import INDUCTOR_EXEMPT, Setup, Team
@@ -78,7 +78,7 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     lines += changed(setup.document) if setup.is_first else ()
     lines += setup.notes
     schedule, backwards = setup.resolved.training.schedule, range(steps.steps - 1, steps.start.step - 1, -1)
-    of_zero = [*takewhile(lambda step: not learning_rate_factor(schedule, step, steps.steps), backwards)]
+    of_zero = [*takewhile(lambda step: not schedule.factor(step, steps.steps), backwards)]
     if len(of_zero) > 1:  # of a schedule that ends with the run the last step may be
         what = f"the learning rate is 0 from step {of_zero[-1] + 1} of {steps.steps} on"
         to_type = f"; --set training.schedule.total_steps={steps.steps}" if schedule.total_steps else ""

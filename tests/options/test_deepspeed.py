@@ -10,7 +10,7 @@ from sambasim.commands.plan import as_deepspeed, beyond_deepspeed
 from sambasim.errors import OptionError
 from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.given import leaves
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedules import LossScaleOptions
 from tests.support.deepspeed_configs import CONFIGS, TWO, compiled, run
 
 # With two replicas, on the quick start: its batch is 32, its optimizer adamw with lr 0.005 and weight decay 0.01, its

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
-from sambasim.options.training import ScheduleOptions
-from sambasim.runtime.run.plan import cycled_momentum, learning_rate_factor
+from sambasim.options.schedules import ScheduleOptions
 from tests.support.deepspeed import one_cycle, warmup_decay_lr
 
 RATE, STEPS, WARMUP = 0.3, 40, 8
@@ -52,7 +51,7 @@ def test_rates_are_those_of_torch(name: str, warmup: int) -> None:
         theirs.append(float(scheduler.get_last_lr()[0]))
         optimizer.step()
         scheduler.step()
-    ours = [RATE * learning_rate_factor(schedule, step, STEPS) for step in range(STEPS)]
+    ours = [RATE * schedule.factor(step, STEPS) for step in range(STEPS)]
     assert ours == pytest.approx(theirs, rel=1e-12, abs=1e-15)
     assert ours[max(warmup - 1, 0)] == ours[warmup] == RATE
     assert (len(set(ours[warmup:])) == 1) == (name == "constant")
@@ -61,13 +60,13 @@ def test_rates_are_those_of_torch(name: str, warmup: int) -> None:
 def test_the_length_of_a_schedule_may_be_given_and_its_end_stays() -> None:
     """Torch's cosine rises again after its end; ours stays there."""
     schedule = ScheduleOptions(name="cosine", total_steps=10, final_factor=0.2)
-    factors = [learning_rate_factor(schedule, step, 1000) for step in (5, 10, 11, 500)]
+    factors = [schedule.factor(step, 1000) for step in (5, 10, 11, 500)]
     assert factors == pytest.approx([0.6, 0.2, 0.2, 0.2])
 
 
 def test_a_warm_up_may_begin_at_zero_as_in_recipes_with_lambdas() -> None:
     schedule = ScheduleOptions(warmup_steps=WARMUP, start_factor=0)
-    factors = [learning_rate_factor(schedule, step, STEPS) for step in range(STEPS)]
+    factors = [schedule.factor(step, STEPS) for step in range(STEPS)]
     assert factors == [min(step / WARMUP, 1.0) for step in range(STEPS)]
 
 
@@ -77,9 +76,9 @@ def test_a_cycle_is_that_which_deepspeed_documents() -> None:
     for update in range(STEPS):
         cycle: dict[str, Any] = {"cycle_first_step_size": 9, "cycle_min_mom": 0.85, "cycle_max_mom": 0.95}
         lr, beta1 = one_cycle(update - 1, 0.03, RATE, **cycle)
-        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(lr, rel=1e-12, abs=1e-15)
-        assert cycled_momentum(schedule, update) == pytest.approx(beta1, rel=1e-12)
-    assert cycled_momentum(ScheduleOptions(name="one_cycle", up_steps=9), 3) is None
+        assert RATE * schedule.factor(update, STEPS) == pytest.approx(lr, rel=1e-12, abs=1e-15)
+        assert schedule.beta1(update) == pytest.approx(beta1, rel=1e-12)
+    assert ScheduleOptions(name="one_cycle", up_steps=9).beta1(3) is None
 
 
 @pytest.mark.parametrize("total", [30, None])
@@ -87,7 +86,7 @@ def test_a_decay_ends_at_zero_and_lasts_as_long_as_the_run(total: int | None) ->
     schedule = ScheduleOptions(name="warmup_decay", warmup_steps=1, total_steps=total)
     for update in range(STEPS):
         lr, _ = warmup_decay_lr(update - 1, total or STEPS, warmup_max_lr=RATE, warmup_num_steps=1)
-        assert RATE * learning_rate_factor(schedule, update, STEPS) == pytest.approx(lr, rel=1e-12, abs=1e-15)
+        assert RATE * schedule.factor(update, STEPS) == pytest.approx(lr, rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize(

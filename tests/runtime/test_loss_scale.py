@@ -14,7 +14,7 @@ from torch import Tensor
 from sambasim.cli.train import run_command
 from sambasim.errors import InvariantError, NumericsError
 from sambasim.ir.verify_training import training_step
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedules import LossScaleOptions
 from sambasim.pef import map_weights, read
 from sambasim.runtime.run.training import LossScale
 from tests.support.compiled import compile_from_options

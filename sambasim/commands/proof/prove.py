@@ -29,8 +29,8 @@ from sambasim.hardware.budget import available_bytes
 from sambasim.ir.operators import flops_of
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
-from sambasim.options.arguments import arguments_of
 from sambasim.options.compile import CompileOptions
+from sambasim.options.schedules import arguments_of
 from sambasim.pef import map_weights, read
 from sambasim.pef.document import Checked, Rounded
 from sambasim.runtime.machine.process import keep_freed_memory, repeatable

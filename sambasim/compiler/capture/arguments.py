@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import OptionError
-from sambasim.options.arguments import COUNTERS, ArgumentOptions, arguments_of
+from sambasim.options.schedules import COUNTERS, ArgumentOptions, arguments_of
 
 
 def parameters_of(called: Any) -> Sequence[inspect.Parameter]:

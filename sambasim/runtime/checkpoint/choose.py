@@ -13,13 +13,14 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
-from sambasim.options.training import WITH_END, TrainingOptions
+from sambasim.options.schedules import WITH_END
+from sambasim.options.training import TrainingOptions
 from sambasim.pef import digest_of
 from sambasim.pef.digests import PARTS
 from sambasim.runtime.checkpoint import folder
 from sambasim.runtime.checkpoint.content import EXACT_SYNC, Checkpoint, Manifest, describe, states_of
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.runtime.run.plan import learning_rate_factor, plan
+from sambasim.runtime.run.plan import plan
 from sambasim.runtime.run.setup import Setup
 from sambasim.runtime.run.training import Totals
 from sambasim.units import first_of
@@ -212,7 +213,7 @@ def _other_rates(saved: Manifest, now: Manifest, training: TrainingOptions) -> I
     steps, schedule = plan(now.run.samples, now.run.replicas, training).steps, training.schedule
     if schedule.name in WITH_END and schedule.total_steps is None and before != steps > saved.position.step:
         number = saved.position.step - saved.progress.skipped_steps * schedule.counts_updates
-        was, factor = (f"{learning_rate_factor(schedule, number, length):.4g}" for length in (before, steps))
+        was, factor = (f"{schedule.factor(number, length):.4g}" for length in (before, steps))
         what = f"the {schedule.name} schedule ends with the run, after {steps} steps and no longer {before}"
         remedy = f"--set training.schedule.total_steps={steps} from the first step on keeps one length"
         yield f"{what}: the factor of the learning rate is {factor} from here, not {was}; {remedy}"

@@ -17,7 +17,7 @@ from sambasim.ir.graph import Node, SectionKind, leaves
 from sambasim.ir.mesh import Mesh
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedules import LossScaleOptions
 from sambasim.runtime.engine.instructions import reporting
 from sambasim.runtime.record.digests import UNWRITTEN
 from sambasim.runtime.run.replica import Replica

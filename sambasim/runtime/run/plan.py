@@ -1,12 +1,11 @@
-"""The steps of a run: how many, on which samples of each epoch, and with which learning rate."""
+"""The steps of a run: how many, and on which samples of each epoch."""
 
-import math
 from dataclasses import dataclass
 
 from pydantic import with_config
 
 from sambasim.errors import DataError
-from sambasim.options.training import ScheduleOptions, TrainingOptions
+from sambasim.options.training import TrainingOptions
 from sambasim.records import Count
 
 
@@ -116,66 +115,3 @@ def _beyond(training: TrainingOptions, start: Position) -> str | None:
         return f"--steps {training.steps}" if start.step > training.steps else None
     epochs = training.epochs or 1
     return f"--epochs {epochs}" if start.epoch + (start.used > 0) > epochs else None
-
-
-def learning_rate_factor(schedule: ScheduleOptions, step: int, run_steps: int) -> float:
-    """The factor of the learning rate at optimizer step `step`, counted from 0, of a run of `run_steps` steps.
-    Skipped steps count, but for DeepSpeed's schedules (`counts_updates`), for which `step` is the number of updates."""
-    if schedule.counts_updates:
-        return _factor_of_update(schedule, step, schedule.total_steps or run_steps)
-    if step < schedule.warmup_steps:
-        start, steps = schedule.start_factor, schedule.warmup_steps
-        return (step + 1) / steps if start is None else (start * (steps - step) + step) / steps
-    if schedule.name == "constant":
-        return 1.0
-    past = step - schedule.warmup_steps
-    left = (schedule.total_steps or run_steps) - schedule.warmup_steps
-    progress = min(past / left, 1.0) if left > 0 else 1.0
-    if schedule.name == "linear":
-        return 1 + (schedule.final_factor - 1) * progress
-    if schedule.name == "cosine":
-        return schedule.final_factor + (1 - schedule.final_factor) * (1 + math.cos(math.pi * progress)) / 2
-    if schedule.name == "step" and schedule.step_size:
-        return float(schedule.gamma ** (past // schedule.step_size))
-    return 1.0
-
-
-def _factor_of_update(schedule: ScheduleOptions, update: int, total: int) -> float:
-    start, rate, size = schedule.start_factor or 0.0, schedule.rate or 0.0, schedule.step_size or 1
-    if schedule.name == "range_test":
-        intervals = update / size
-        return 1 + rate * (math.floor(intervals) if schedule.staircase else intervals)
-    if schedule.name == "one_cycle":
-        past = update - sum(_cycle(schedule))
-        return start / (1 + rate * past / size) if past > 0 else start + (1 - start) * _height(schedule, update)
-    past, warmup = max(update - 1, 0), max(schedule.warmup_steps, 2)
-    left = max(total - warmup, 1)
-    if past < warmup:
-        curve = past / warmup if schedule.warmup_curve == "linear" else math.log(past + 1) / math.log(warmup)
-        return start + (1 - start) * curve
-    if schedule.name == "warmup":
-        return 1.0
-    if schedule.name == "warmup_decay":
-        return start + (1 - start) * max((total - past) / left, 0.0)
-    final, progress = schedule.final_factor, min((past - warmup + 1) / left, 1.0)
-    return final + (1 - final) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def cycled_momentum(schedule: ScheduleOptions, update: int) -> float | None:
-    """What `schedule` makes beta1 after `update` updates; None if it does not change it."""
-    if schedule.momentum is None:
-        return None
-    low, high = schedule.momentum
-    return high - (high - low) * _height(schedule, update)
-
-
-def _cycle(schedule: ScheduleOptions) -> tuple[int, int]:
-    """The updates in which one cycle goes up, and down."""
-    up = schedule.up_steps or 1
-    return up, schedule.down_steps or up
-
-
-def _height(schedule: ScheduleOptions, update: int) -> float:
-    """Where one cycle is: from 0 to 1, back to 0, and there from then on."""
-    up, down = _cycle(schedule)
-    return update / up if update <= up else max((up + down - update) / down, 0.0)

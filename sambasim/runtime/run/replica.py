@@ -25,8 +25,8 @@ from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError, InternalError, PefError
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
-from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.grammar import InputSpec
+from sambasim.options.schedules import ArgumentOptions
 from sambasim.options.training import DataOptions, TrainingOptions
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.records.trace import Track

@@ -15,7 +15,7 @@ from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.options.fields import BuildFields, HostSyncName
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
-from sambasim.options.training import LossScaleOptions
+from sambasim.options.schedules import LossScaleOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.pef.archive import COMPILE_AGAIN
 from sambasim.pef.files import is_compiled_here

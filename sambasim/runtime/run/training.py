@@ -15,12 +15,12 @@ from pydantic import Field, JsonValue, with_config
 
 from sambasim.errors import NumericsError
 from sambasim.ir.mesh import DATA_PARALLEL
-from sambasim.options.arguments import ArgumentOptions
 from sambasim.options.fields import OnNonfinite
-from sambasim.options.training import LossScaleOptions, TrainingOptions
+from sambasim.options.schedules import ArgumentOptions, LossScaleOptions
+from sambasim.options.training import TrainingOptions
 from sambasim.records import Count
 from sambasim.records.metrics import EvaluationRecord, StepRecord
-from sambasim.runtime.run.plan import Plan, Position, cycled_momentum, learning_rate_factor
+from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.replica import ENDED, Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.in_process import Hub, run_together
@@ -250,8 +250,8 @@ class Trainer:
         began_ns = perf_counter_ns()
         rate = 1.0
         if self._has_schedule:
-            rate = learning_rate_factor(schedule, updates if self._counts_updates else number, self._plan.steps)
-            if (momentum := cycled_momentum(schedule, updates)) is not None:
+            rate = schedule.factor(updates if self._counts_updates else number, self._plan.steps)
+            if (momentum := schedule.beta1(updates)) is not None:
                 for replica in self._replicas:
                     replica.optimizers.cycle(momentum)
         if self._arguments:
