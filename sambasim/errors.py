@@ -14,11 +14,12 @@ Quoted text can come from any file, with lines that look like a remedy. So all l
 its title, and control characters are escaped.
 """
 
+import copyreg
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import ClassVar, TextIO
+from typing import Any, ClassVar, TextIO
 
 from sambasim.units import MIB
 
@@ -94,6 +95,11 @@ class SambasimError(Exception):
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         super().__init__(what)
         self.what, self.where, self.remedy = what, where, remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: classes are made from different arguments, so it is made again without `__init__`."""
+        new = copyreg.__newobj__  # type: ignore[attr-defined]  # the stubs lack it
+        return new, (type(self), *self.args), vars(self)
 
     def __str__(self) -> str:
         where = f"\n  where: {_indented(self.where, 9)}" if self.where else ""

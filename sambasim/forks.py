@@ -197,7 +197,7 @@ def _answer(work: Callable[[Any], object], request: bytes, pipe: "Connection[Any
     try:
         answer = pickle.dumps(work(pickle.loads(request)))
     except InternalError as error:
-        answer = pickle.dumps(InternalError(error.what, where=error.where, remedy=error.remedy))
+        answer = pickle.dumps(error)
     except BaseException:  # of the user's code, which may end the process
         answer = b""
     pipe.send_bytes(answer)

@@ -101,12 +101,7 @@ class _Child:
         match self._answer:
             case "result", value:
                 return value
-            case "error", (kind, args, state, trace):
-                error = kind.__new__(kind)  # whatever the class is made from
-                error.args = args
-                vars(error).update(state)
-                if trace:
-                    error.add_note(f"in the child:\n{trace}")
+            case "error", error:
                 raise error
         raise self._ended(crash)
 
@@ -179,8 +174,10 @@ def _live(work: Callable[[OnPhase], object], pipes: list[tuple[_Pipe, _Pipe]], c
         with lock:
             pipes[0][1].send_bytes(data)
 
-    def tell_error(error: BaseException, trace: str) -> None:
-        tell("error", (type(error), error.args, dict(vars(error)), trace))
+    def tell_error(error: SambasimError, trace: str) -> None:
+        if trace:
+            error.add_note(f"in the child:\n{trace}")
+        tell("error", error)
 
     try:
         torch.set_num_threads(1)
