@@ -33,6 +33,7 @@ Code: TypeAlias = Literal[
 """The kinds of mistakes. AP01, and AP04 and AP09 of some kinds, are errors with the code in their text."""
 
 Failure = TypeVar("Failure", bound=SambasimError)
+Part = TypeVar("Part")
 
 
 def print_notice(text: str) -> None:
@@ -172,7 +173,7 @@ class Context:
     has_left: bool = False  # `ending.leave` has reported an error; a later sys.exit is part of the same end
     reporter: Reporter = field(default_factory=Reporter)
     said: set[str] = field(default_factory=set)  # what `notices.say_once` and compiles have told of
-    parts: dict[type, Any] = field(default_factory=dict)  # the job and the check of this process
+    parts: dict[type, Any] = field(default_factory=dict)  # the `checks.job.Job` and Check of this process
 
     @property
     def rank(self) -> int:
@@ -188,6 +189,9 @@ class Context:
     def trains(self) -> bool:
         """Whether the app may train; measuring and testing run the same data everywhere, and need no such checks."""
         return self.command in (None, "run")
+
+    def part(self, kind: type[Part]) -> Part | None:
+        return self.parts.get(kind)
 
     def flag(self, name: str) -> Any:
         """The value of a flag of the command line; None without one."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from sambasim.errors import OptionError
-from sambasim.samba.checks import job
+from sambasim.samba.checks.job import Job
 from sambasim.samba.notices import checks_keywords
-from sambasim.samba.process import app_error, app_line
+from sambasim.samba.process import app_error, app_line, current
 
 __all__ = ["Event", "Profiler"]
 
@@ -68,7 +68,7 @@ class Profiler:
     def _write(self, path: Path, first: int) -> None:
         """Takes as long as there are new events, however many there were before; a new file starts with the `first`."""
         known = self._written.get(path)
-        watched = job.current()
+        watched = current().part(Job)
         if known is None and watched is not None and (line := app_line()) is not None:
             watched.files.note(str(path), line)
         lines = (f"{json.dumps(asdict(event))}\n" for event in self.events[first if known is None else known :])

@@ -147,7 +147,7 @@ def test_a_wrong_line_is_an_error(line: str, message: str) -> None:
 
 
 FOUND = "from sambasim.samba.process import Finding, report\nreport(Finding('DP06', 'so', None, 'do'))\n"
-STEP = "from sambasim.samba.checks import job; job.current_check().steps += 1\n"
+STEP = "from sambasim.samba.checks import job; job.current().part(job.Check).steps += 1\n"
 DRAWN = "def draw():\n    while True:\n        yield next(iter(()))\nnext(draw())\n"
 
 

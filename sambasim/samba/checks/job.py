@@ -21,10 +21,9 @@ from sambasim.errors import DataParallelError
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.runtime.machine.communicator import Communicator
-from sambasim.samba import process
 from sambasim.samba.checks import data
 from sambasim.samba.checks.data import EVEN_BATCHES, Samplers
-from sambasim.samba.process import Finding, app_line, own_line_of_app
+from sambasim.samba.process import Finding, app_line, current, own_line_of_app, report
 from sambasim.units import counted
 
 _EVEN_STEPS = f"session.run with OPT on every rank, not in `if rank == 0`; and {EVEN_BATCHES}"
@@ -137,7 +136,7 @@ class Files:
             if len(writers) > 1 and where not in self._reported:
                 self._reported.add(where)
                 what = f"ranks {', '.join(map(str, sorted(writers)))} write the same file, {path}"
-                process.report(Finding("DP08", what, where, "if dist.get_rank() == 0: …, or the rank in the name"))
+                report(Finding("DP08", what, where, "if dist.get_rank() == 0: …, or the rank in the name"))
 
     def _note(self, path: object) -> None:
         """`path` is being opened for writing. Files of sambasim and of child processes do not count."""
@@ -182,7 +181,7 @@ class Job:
 
 def begin(communicator: Communicator, leave: Leave) -> None:
     """Watch from now on, if there are several replicas or a check. Every rank calls it once."""
-    context = process.current()
+    context = current()
     if communicator.world_size > 1 or context.reporter.on_demand:
         job = context.parts[Job] = Job(communicator, leave)
         job.samplers.start()
@@ -190,15 +189,12 @@ def begin(communicator: Communicator, leave: Leave) -> None:
         atexit.register(finish)
 
 
-def current() -> Job | None:
-    return process.current().parts.get(Job)
-
-
 def finish() -> None:
     """Compare for the last time, report findings of other ranks, and watch no more. Collective; a job that has ended or
     failed does nothing. Another rank that still takes steps reports DP09 in its next comparison; if it waits in a step
     without one, this rank reports it and ends the job."""
-    context, job = process.current(), current()
+    context = current()
+    job = context.part(Job)
     if job is None or context.has_left:
         return
     context.reporter.at_exit = True
@@ -241,8 +237,8 @@ class Check:
         self._where = app_line()
         if SectionKind.FWD in kinds:
             for finding in data.lossy(program, batch, self._where):
-                process.report(finding)
-            self._forward = data.sample_digests(batch) if process.current().trains else ()
+                report(finding)
+            self._forward = data.sample_digests(batch) if current().trains else ()
         if SectionKind.BCKWD in kinds:  # a forward without it was an evaluation
             self._fed.append(self._forward)
 
@@ -257,7 +253,7 @@ class Check:
 
     def end(self) -> Sequence[Finding]:
         """The findings of all ranks, each once. Collective if the ranks are connected."""
-        job, reporter = current(), process.current().reporter
+        job, reporter = current().part(Job), current().reporter
         if job is None:
             return reporter.findings
         communicator = job.communicator
@@ -267,7 +263,7 @@ class Check:
         # Without a DistributedSampler, only the samples themselves show who got which.
         fed = communicator.all_gather_object(None if job.samplers.feeding()[0] else self._fed)
         if None not in fed and len(fed) > 1 and not reporter.has("DP04"):
-            process.report(data.shared_samples([samples for samples in fed if samples is not None], self._where))
+            report(data.shared_samples([samples for samples in fed if samples is not None], self._where))
         finish()
         of_all_ranks = communicator.all_gather_object(reporter.findings)
         by_key = {(finding.code, finding.what): finding for findings in reversed(of_all_ranks) for finding in findings}
@@ -275,12 +271,7 @@ class Check:
 
 
 def begin_check(steps: int) -> Check:
-    context = process.current()
+    context = current()
     context.reporter.on_demand = True
     check = context.parts[Check] = Check(steps)
     return check
-
-
-def current_check() -> Check | None:
-    """The check of this process; None in a run."""
-    return process.current().parts.get(Check)

@@ -138,7 +138,7 @@ class Checks:
         self.replaced = False  # whether the app has sent weights since the last step, perhaps on this rank alone
         self._synced = False
         self._where: str | None = None
-        watched, self._check = job.current(), job.current_check()
+        watched, self._check = current().part(job.Job), current().part(job.Check)
         self._samplers = watched.samplers if watched is not None else None
         if watched is not None:
             watched.compare_last = self._compare_last
@@ -149,7 +149,7 @@ class Checks:
     def before(self, kinds: Collection[SectionKind], batch: Mapping[str, Tensor], **sync: bool) -> Way:
         """Before sections of `kinds` run on `batch`: how an optimizer step is synced, by the arguments `sync` of
         session.run. Collective unless IN_PROCESS; to predict a shard is not. Raises DataParallelError, LaunchError."""
-        program, size, watched = self._machine.program, self._communicator.world_size, job.current()
+        program, size, watched = self._machine.program, self._communicator.world_size, current().part(job.Job)
         has_step, trains = SectionKind.OPT in kinds, current().trains
         predicts = program.training is None
         shards = predicts and sync["data_parallel"]

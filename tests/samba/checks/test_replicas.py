@@ -170,7 +170,7 @@ def compare(load: Load, reporter: Reporter) -> Compare:
     def comparing(step: int, other: Change) -> Reporter:
         change.append(other)
         checks._step, checks._fed = step, (f"batch of step {step}",)
-        checks._compare(Way.HOST_REPLICATED, job.current())
+        checks._compare(Way.HOST_REPLICATED, process.current().part(job.Job))
         return reporter
 
     return comparing
@@ -192,7 +192,7 @@ def _later(shown: Snapshot, **changes: Any) -> Snapshot:
 
 
 def _set_fed(fed: bool) -> job.Job:
-    watched = job.current()
+    watched = process.current().part(job.Job)
     assert watched is not None
     watched.samplers.passes = int(fed)
     return watched
