@@ -24,12 +24,11 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured while `ranks` ranks computed at the same time, with `threads` each, as in `sambasim run`. `..._bytes`:
+    """Measured while `ranks` ranks computed at the same time, with as many threads as in `sambasim run`. `..._bytes`:
     memory of a rank that has opened its data, its own and what all share. `passes`: the fewest samples first.
     `update_s`, `host_update_s`: sync and update of all parameters, by device and by host. The others: a message."""
 
     ranks: int
-    threads: int
     private_bytes: int
     shared_bytes: int
     passes: tuple[PassTimes, ...]

@@ -197,7 +197,7 @@ def made_up(work_for: Callable[[int], Work], ranks: int, on_phase: Callable[[str
     assert program.training is not None
     seconds = {node.name: 1e-3 for node in program.training.nodes}
     of_pass = PassTimes(program.batch_size, seconds, 0.0, 0.0, 0)
-    return Machine(2, 1 << 34, 1e10, 1e11, 0.5, (Rates(1, 2, 1, 1, (of_pass,), 0.0, 0.0, 0.0, 1e9),))
+    return Machine(2, 1 << 34, 1e10, 1e11, 0.5, (Rates(1, 1, 1, (of_pass,), 0.0, 0.0, 0.0, 1e9),))
 
 
 def test_without_mpirun_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class Made:
 
     def machine(self, cores: int, ranks: Sequence[int]) -> Machine:
         of_pass = PassTimes(8, dict.fromkeys(self.nodes, NODE_S), ADDING_S, BATCH_S, HEAP_BYTES)
-        same = (1, PRIVATE_BYTES, SHARED_BYTES, (of_pass,), UPDATE_S, 2 * UPDATE_S, 0.0, 1e15)
+        same = (PRIVATE_BYTES, SHARED_BYTES, (of_pass,), UPDATE_S, 2 * UPDATE_S, 0.0, 1e15)
         return Machine(cores, 1 << 34, 1e15, 1e15, 0.0, tuple(Rates(count, *same) for count in ranks))
 
 
@@ -128,7 +128,7 @@ def passes(samples: int, seconds: float, heap_bytes: int = 0) -> PassTimes:
 
 def machine(seconds: dict[int, float]) -> Machine:
     """Of two cores, on which passes by so many ranks take so long."""
-    rates = [Rates(ranks, 1, 100, 60, (passes(4, each_s),), 0.5, 0.7, 1e-6, 1e9) for ranks, each_s in seconds.items()]
+    rates = [Rates(ranks, 100, 60, (passes(4, each_s),), 0.5, 0.7, 1e-6, 1e9) for ranks, each_s in seconds.items()]
     return Machine(2, 1 << 30, 1e10, 1e11, 0.0, tuple(rates))
 
 

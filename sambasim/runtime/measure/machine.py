@@ -251,8 +251,8 @@ def _usual(ascending: Sequence[T]) -> T:
 def _measure(work: Work, communicator: Communicator) -> Rates:
     """Collective."""
     keep_freed_memory()
-    threads, ranks = default_threads(communicator, 1), communicator.world_size
-    with process.repeatable(threads):
+    ranks = communicator.world_size
+    with process.repeatable(default_threads(communicator, 1)):
         if ranks > 1:
             process.bring_up(communicator)
         importlib.import_module("sambasim.runtime.job")  # what a rank of a run has in memory
@@ -274,7 +274,6 @@ def _measure(work: Work, communicator: Communicator) -> Rates:
             process.take_down()
     return Rates(
         ranks=ranks,
-        threads=threads,
         private_bytes=private_bytes,
         shared_bytes=shared_bytes + file_bytes,
         passes=tuple(passes),
