@@ -117,15 +117,13 @@ def _ends(at_s: Sequence[float], stages: int, most_s: float) -> Sequence[int] | 
     return ends if start == len(at_s) - 1 else None
 
 
-def chain_of(
-    step: RankAlone, messages_s: Sequence[float], numel_of: Mapping[str, int], shorter: Shorter | None
-) -> Chain:
-    """The layers of `step`, with `messages_s` of each section, and elements by trained parameter. If it is the step of
-    a `shorter` program, the layers that this has are repeated."""
+def chain_of(step: RankAlone, messages_s: Sequence[float], shorter: Shorter | None) -> Chain:
+    """The layers of `step`, with `messages_s` of each section. If it is the step of a `shorter` program, the layers
+    that this has are repeated."""
     work, seconds = step.work, _by_operator(step, messages_s)
     end = max(section.nodes[1] for section in step.model if section.kind is SectionKind.FWD)
     count = sum(stage.node < end for stage in work.stages)
-    values = _Values(work, count, numel_of)
+    values = _Values(work, count, numel_of(step.program))
     backward_s, weights_s = [0.0] * count, [0.0] * count
     at = count - 1
     for number in range(count, len(work.stages)):
@@ -162,6 +160,11 @@ def _by_operator(step: RankAlone, messages_s: Sequence[float]) -> list[float]:
         whole = section.price.predicted_s + step.start_s + more_s
         found += [whole * weight / (sum(weights) or 1.0) for weight in weights]
     return found
+
+
+def numel_of(program: Program) -> Mapping[str, int]:
+    """By trained parameter."""
+    return {member.parameter: member.numel for group in program.groups for member in group.members}
 
 
 class _Values:
@@ -241,10 +244,6 @@ class Compiled:
     @cached_property
     def work(self) -> Work:
         return work_of(self.program.leading, self.program.symbols)
-
-    @cached_property
-    def numel_of(self) -> Mapping[str, int]:
-        return {member.parameter: member.numel for group in self.program.groups for member in group.members}
 
     @property
     def sections(self) -> Sequence[Section]:
@@ -338,7 +337,7 @@ class Ranks:
             if len(found) == len(counts):
                 few, more = found
                 grown = len(more.sections) - len(few.sections)  # of the forward and of the backward
-                has_own = sum(more.numel_of.values()) > sum(few.numel_of.values())
+                has_own = sum(numel_of(more.program).values()) > sum(numel_of(few.program).values())
                 if grown >= 2 * (counts[1] - counts[0]) and has_own:
                     return found
             return [Compiled(programs.program(alone))]
@@ -356,12 +355,12 @@ class Ranks:
             mesh = Mesh({DATA_PARALLEL: 1, TENSOR: alone.chips})
             for number, section in enumerate(sections):
                 found[number] = traffic_of([section], step, placement, mesh, 0).get(TENSOR, Traffic())
-        chain = chain_of(step, [traffic.predicted_s for traffic in found], compiled.numel_of, compiled.shorter)
+        chain = chain_of(step, [traffic.predicted_s for traffic in found], compiled.shorter)
         return OneRank(
             chain,
             sections=len(sections),
             groups=len(program.groups),
-            numel=sum(compiled.numel_of.values()),
+            numel=sum(numel_of(program).values()),
             start_s=step.start_s,
             sent_s=step.sent_s,
             update_s=sum(section.price.predicted_s for section in step.update),
