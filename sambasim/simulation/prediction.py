@@ -70,26 +70,17 @@ def predict(
     mapped_by: Mapper = "compiler",
 ) -> Prediction:
     """For passes of `batch_size`. Raises as `price_ranks`, and OptionError if `replicas` do not fit on `cluster`."""
-    each = program.ranks_of_replica
-    places = placements(device, tiles, cluster, replicas, each)
+    each, places = program.ranks_of_replica, list[Placement]()
+    for count in replicas or REPLICAS:
+        try:
+            places.append(place(count * each, device, tiles, cluster, "replica" if each == 1 else "rank"))
+        except OptionError:
+            if replicas or not places:
+                raise
     budget = budget_of(device, tiles, mapped_by)
     ranks = price_ranks(program, budget, batch_size, micro_steps, level if each == 1 else None)
     steps = {path: tuple(step_of(program, ranks, place, path) for place in places) for path in SyncPath}
     return Prediction(program, device, tiles, level, cluster, steps)
-
-
-def placements(
-    device: DeviceSpec, tiles: int | None, cluster: ClusterSpec, replicas: Sequence[int] | None, ranks: int = 1
-) -> list[Placement]:
-    """Places for replicas of so many `ranks`. Raises OptionError for `replicas` that do not fit on `cluster`."""
-    places: list[Placement] = []
-    for count in replicas or REPLICAS:
-        try:
-            places.append(place(count * ranks, device, tiles, cluster, "replica" if ranks == 1 else "rank"))
-        except OptionError:
-            if replicas or not places:
-                raise
-    return places
 
 
 def backing_of(device: DeviceSpec, replicas: int = 1) -> str:

@@ -60,11 +60,6 @@ class RankStep:
         copies_s = sum(traffic.predicted_s for traffic in self.copies.values())
         return sum(section.price.predicted_s for section in self.synced.step.update) + copies_s
 
-    @property
-    def after_s(self) -> float:
-        """Update, and sync that does not overlap with the passes."""
-        return self.update_s + self.synced.exposed_sync_s
-
     def spans_after(self, end_s: float) -> list[Span]:
         """What follows the last pass of a step, which ends at `end_s`: sync and update, and the copies of tied
         parameters, of whose gradients before the update, of new values at the end."""
@@ -215,7 +210,8 @@ class PredictedStep:
 
     @property
     def _after_s(self) -> float:
-        return max(rank.after_s for rank in self.ranks)
+        """Update, and sync that does not overlap with the passes."""
+        return max(rank.update_s + rank.synced.exposed_sync_s for rank in self.ranks)
 
     @cached_property
     def predicted_s(self) -> float:
