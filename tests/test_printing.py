@@ -27,7 +27,7 @@ def test_text_and_json_are_escaped_and_json_stays_what_it_was(capsys: pytest.Cap
 
 def test_names_of_files_and_in_files_are_escaped(tmp_path: Path) -> None:
     pef = write_sample(tmp_path)
-    damage.change_fields(pef, lambda fields: fields["metadata"].update(model=HOSTILE))
+    damage.change_fields(pef, lambda fields: fields["graphs"]["logreg"]["metadata"].update(model=HOSTILE))
     renamed = pef.rename(tmp_path / f"{HOSTILE}.pef")
     for command in (["verify"], ["inspect", "--all"], ["inspect", "--json"], ["inspect", "--graph"]):
         result = invoked(*command, str(renamed))
