@@ -59,8 +59,6 @@ class Binding:
 Work: TypeAlias = Communication | Function | None
 """What executes a node: it takes the values that the node reads, and returns its one result. None: nothing to do."""
 
-Handler: TypeAlias = Callable[[Node, Binding], Work]
-
 
 def lower(nodes: Sequence[Node], binding: Binding, keep: Collection[str]) -> list[Instruction | None]:
     """The instructions of a pass; None for a view that is evaluated here, once. Values in `keep` are not freed."""
@@ -244,7 +242,7 @@ def _optimizer(node: Node, binding: Binding) -> Work:
 UPDATES = frozenset(f"opt.{kind}" for kind in KINDS)
 """The operators that are a step of an optimizer."""
 
-HANDLERS: Mapping[str, Handler] = {
+HANDLERS: Mapping[str, Callable[[Node, Binding], Work]] = {
     "comm.reduce_scatter": _reduce_scatter,
     "comm.all_gather": _all_gather,
     "comm.all_reduce": _all_reduce,

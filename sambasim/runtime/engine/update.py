@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
 from time import perf_counter_ns
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Node, Section
@@ -64,12 +64,9 @@ def _update_instructions(nodes: Sequence[Node], binding: Binding) -> Iterator[tu
             yield from ((instruction_of(node, binding), 1) for node in executed)
 
 
-_Run: TypeAlias = tuple[str, tuple[Node, ...]]
-"""Adjacent update nodes, behind their operator; `opt` stands for any optimizer."""
-
-
-def _fits(pattern: tuple[str, ...], runs: Sequence[_Run], groups: Sequence[str]) -> bool:
-    """Whether `runs` begin with `pattern`, and each run that works on groups works on all of them."""
+def _fits(pattern: tuple[str, ...], runs: Sequence[tuple[str, Sequence[Node]]], groups: Sequence[str]) -> bool:
+    """Whether `runs` of adjacent update nodes, each behind its operator (`opt`: any optimizer), begin with `pattern`,
+    and each run that works on groups works on all of them."""
     first = runs[: len(pattern)]
     named = [[name for node in nodes for name in groups_of(node)] for _, nodes in first]
     return tuple(operator for operator, _ in first) == pattern and all(names in ([], groups) for names in named)
