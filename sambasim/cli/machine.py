@@ -163,11 +163,11 @@ def kernels() -> Check:
 
     from sambasim.runtime.values.mean import tree_mean_build
 
-    error = tree_mean_build(torch.float32).trouble
-    if error is None:
+    built = tree_mean_build(torch.float32)
+    if not isinstance(built, MachineError):
         return Check("kernels", "gradients are added in one pass over memory")
-    trouble = f"gradients are added in several passes over memory, with the same bits: {error.what}"
-    return Check("kernels", "none", trouble, error.remedy)
+    trouble = f"gradients are added in several passes over memory, with the same bits: {built.what}"
+    return Check("kernels", "none", trouble, built.remedy)
 
 
 @click.command("doctor")

@@ -10,7 +10,6 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -26,16 +25,10 @@ _DIGEST_BYTES = 16
 INDUCTOR_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-class Build(NamedTuple):
-    """A loaded library, or the reason why there is none."""
-
-    library: ctypes.CDLL | None
-    trouble: MachineError | None = None
-
-
 @cache
-def build(name: str, *definitions: str) -> Build:
-    """Build and load `name`.c with `definitions`, such as "REAL=float", once per process, or load an earlier build."""
+def build(name: str, *definitions: str) -> ctypes.CDLL | MachineError:
+    """Build and load `name`.c with `definitions`, such as "REAL=float", once per process, or load an earlier build.
+    Returns the error if neither is possible."""
     source = Path(__file__).with_name(f"{name}.c")
     flags = [*_FLAGS, *(f"-D{definition}" for definition in definitions)]
     key = _digest("\n".join([source.read_text(encoding="utf-8"), *flags]).encode()).hex()
@@ -43,16 +36,16 @@ def build(name: str, *definitions: str) -> Build:
     kept = None if folder is None else folder / f"{name}-{key}.so"
     with suppress(OSError):  # e.g. a noexec mount, or another C library
         if kept is not None and _is_whole(kept):
-            return Build(ctypes.CDLL(str(kept)))
+            return ctypes.CDLL(str(kept))
     try:
         with tempfile.TemporaryDirectory() as scratch:  # a loaded library may be deleted
             built = _compile(source, flags, Path(scratch) / f"{name}.so")
             is_kept = kept is not None and _keep(built, kept)
-            return Build(ctypes.CDLL(str(kept if is_kept else built)))
+            return ctypes.CDLL(str(kept if is_kept else built))
     except MachineError as error:
-        return Build(None, error)
+        return error
     except OSError as error:
-        return Build(None, MachineError(f"a kernel cannot be built and loaded: {error}", remedy="set TMPDIR"))
+        return MachineError(f"a kernel cannot be built and loaded: {error}", remedy="set TMPDIR")
 
 
 def find_c_compiler() -> list[str]:

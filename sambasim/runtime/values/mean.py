@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives import Addition, additions
+from sambasim.errors import MachineError
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import NORM_BLOCK_ELEMENTS, Slice, pieces
-from sambasim.runtime.machine.kernels import Build, build
+from sambasim.runtime.machine.kernels import build
 
 CHUNK_ELEMENTS = 131_072
 """Elements that are summed at a time: few enough for a core's cache, enough to outweigh the calls."""
@@ -55,14 +56,14 @@ def _kernel_of(count: int, dtype: torch.dtype, steps: tuple[Addition, ...] | Non
     return tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
 
 
-def tree_mean_build(dtype: torch.dtype) -> Build:
+def tree_mean_build(dtype: torch.dtype) -> ctypes.CDLL | MachineError:
     return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}")
 
 
 def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
     """The kernel in C; None if there is nothing to add, for other dtypes, and without a C compiler."""
-    library = tree_mean_build(dtype).library if steps and dtype in _REALS else None
-    if library is None:
+    library = tree_mean_build(dtype) if steps and dtype in _REALS else None
+    if not isinstance(library, ctypes.CDLL):
         return None
     integer, real, function = ctypes.c_int32, _REALS[dtype][1], library.tree_mean
     function.restype = None
