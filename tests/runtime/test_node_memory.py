@@ -22,6 +22,7 @@ from sambasim.runtime.machine.node_memory import (
     Demand,
     check_demands,
     check_start,
+    collapse,
     huge_bytes,
     merged,
     private_storage,
@@ -72,29 +73,31 @@ def in_huge_pages(view: ByteArray, kind: str) -> int:
 @needs_huge_pages
 def test_what_is_written_to_one_mapping_is_read_from_the_other(shared: ByteArray) -> None:
     shared[:] = np.arange(shared.nbytes) % 251
-    again = second_mapping(shared)
-    assert again is not None
-    assert again.view.ctypes.data != shared.ctypes.data
-    assert np.array_equal(again.view, shared)
-    again.view[-1], shared[0] = 252, 253
-    assert (shared[-1], again.view[0]) == (252, 253)
-    again.release()
+    mapping = second_mapping(shared)
+    assert mapping is not None
+    again, unmap = mapping
+    assert again.ctypes.data != shared.ctypes.data
+    assert np.array_equal(again, shared)
+    again[-1], shared[0] = 252, 253
+    assert (shared[-1], again[0]) == (252, 253)
+    unmap()
     assert (shared[-1], shared[0]) == (252, 253)
 
 
 @pytest.mark.skipif(not _GATHERS, reason="this system gathers no pages of shared memory")
 def test_what_is_gathered_stays_and_nothing_beside_it_is_touched(file: int, shared: ByteArray) -> None:
     shared[HUGE + 5] = 7
-    again = second_mapping(shared)
-    assert again is not None
+    mapping = second_mapping(shared)
+    assert mapping is not None
+    again, unmap = mapping
     before = os.fstat(file).st_blocks
     # From the second small page of the file on, only two huge pages lie wholly in this.
-    assert again.collapse([(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE - 5)]) == 2 * HUGE
-    assert in_huge_pages(again.view, "ShmemPmdMapped") == 2 * HUGE
+    assert collapse(again, [(HUGE, 2 * HUGE), (2 * HUGE, 4 * HUGE - 5)]) == 2 * HUGE
+    assert in_huge_pages(again, "ShmemPmdMapped") == 2 * HUGE
     assert (os.fstat(file).st_blocks - before) * 512 <= 2 * HUGE
-    assert (again.view[HUGE + 5], int(again.view.sum())) == (7, 7)
-    assert again.collapse([(0, HUGE - mmap.PAGESIZE - 1), (3, 3)]) == 0
-    again.release()
+    assert (again[HUGE + 5], int(again.sum())) == (7, 7)
+    assert collapse(again, [(0, HUGE - mmap.PAGESIZE - 1), (3, 3)]) == 0
+    unmap()
 
 
 @pytest.mark.skipif(not _allows("enabled", "[never]"), reason="this system gives no huge pages")

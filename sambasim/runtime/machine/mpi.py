@@ -24,7 +24,7 @@ from sambasim.ir.types import align
 from sambasim.runtime.machine import node_memory
 from sambasim.runtime.machine.communicator import Communicator, Message, Messages, Request, SharedWindow, single_rank
 from sambasim.runtime.machine.launcher import check_alone, check_launcher, find_launcher, library_name, ranks_of_node
-from sambasim.runtime.machine.node_memory import ByteArray, Range, merged, second_mapping
+from sambasim.runtime.machine.node_memory import ByteArray, Range, collapse, merged, second_mapping
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -199,10 +199,10 @@ class MpiCommunicator(Communicator):
             if part.ctypes.data % page:
                 raise InternalError(f"the part of local rank {local_rank} in a shared window does not start on a page")
             if (mapping := second_mapping(part)) is not None:
-                self._held.callback(mapping.release)
-                parts[local_rank] = mapping.view
+                parts[local_rank], unmap = mapping
+                self._held.callback(unmap)
                 if local_rank == self.local_rank:
-                    mapping.collapse(used)
+                    collapse(parts[local_rank], used)
         # Passive access to all parts, until `close`; `Sync` needs it.
         handle.Lock_all(self._mpi.MODE_NOCHECK)
         self._held.callback(handle.Unlock_all)

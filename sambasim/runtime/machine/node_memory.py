@@ -78,33 +78,24 @@ def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
     return free
 
 
-class SecondMapping(NamedTuple):
-    """A second mapping of memory, `view`; `release` unmaps it."""
-
-    view: ByteArray
-    reserved: int
-    reserved_bytes: int
-
-    def collapse(self, ranges: Iterable[Range]) -> int:
-        """Collapse the small pages in `ranges` of the view into huge ones. Returns the bytes of the huge pages."""
-        huge, asked = huge_bytes(), 0
-        for start, stop in merged(ranges):
-            first = self.view.ctypes.data + start
-            skipped = -first % huge
-            length = (stop - start - skipped) // huge * huge
-            if length > 0:
-                begins = self.view[start + skipped :][:length:huge]
-                begins.max()  # reading allocates a small page: without one, nothing can be collapsed
-                _library().madvise(first + skipped, length, _MADV_COLLAPSE)
-                asked += length
-        return asked
-
-    def release(self) -> None:
-        _library().munmap(self.reserved, self.reserved_bytes)
+def collapse(view: ByteArray, ranges: Iterable[Range]) -> int:
+    """Collapse the small pages in `ranges` of `view` into huge ones. Returns the bytes of the huge pages."""
+    huge, asked = huge_bytes(), 0
+    for start, stop in merged(ranges):
+        first = view.ctypes.data + start
+        skipped = -first % huge
+        length = (stop - start - skipped) // huge * huge
+        if length > 0:
+            begins = view[start + skipped :][:length:huge]
+            begins.max()  # reading allocates a small page: without one, nothing can be collapsed
+            _library().madvise(first + skipped, length, _MADV_COLLAPSE)
+            asked += length
+    return asked
 
 
-def second_mapping(part: ByteArray) -> SecondMapping | None:
-    """A second mapping of `part`, page-aligned shared memory, at an address for huge pages; None if that fails."""
+def second_mapping(part: ByteArray) -> tuple[ByteArray, Callable[[], object]] | None:
+    """A second mapping of `part`, page-aligned shared memory, at an address for huge pages, and what unmaps it; None if
+    that fails."""
     huge = huge_bytes()
     limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     if not huge or part.nbytes < 2 * huge or limited:  # a smaller part may contain no whole huge page
@@ -123,7 +114,7 @@ def second_mapping(part: ByteArray) -> SecondMapping | None:
     if library.mremap(part.ctypes.data, 0, whole, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) == _FAILED:
         return None  # do not unmap: another mapping may be at the reserved address by now
     view = np.ctypeslib.as_array((ctypes.c_uint8 * part.nbytes).from_address(address))
-    return SecondMapping(view, reserved, whole + huge)
+    return view, partial(library.munmap, reserved, whole + huge)
 
 
 @cache
