@@ -169,19 +169,22 @@ class MpiCommunicator(Communicator):
         if self.library.startswith("Open MPI"):
             # It makes no window that is larger than what is free, less a twentieth, however little will be touched.
             needed = whole + whole // 16
-        shared = self.local_size > 1
+        shared, promised = self.local_size > 1, self._promised
         # Other subsets of the job allocate at the same time, and earlier windows have pages that nobody has touched.
-        with self._promised.more(needed if shared else 0) as (needed_bytes, free_bytes):
-            reserve_bytes = node_memory.MPI_RESERVE_BYTES if shared else 0
-            demand = node_memory.Demand(self.job.node_index, self.host_name, needed_bytes + reserve_bytes, free_bytes)
-            node_memory.check_demands(self.job.all_gather_object(demand))
-            # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
-            node_bytes, own = sum(self._node.allgather(whole)), None
-            with self.job.alike():
-                if shared:
-                    node_memory.try_mapping(node_bytes, self.host_name, self.job.rank)
-                else:
-                    own = Communicator.allocate_shared(self, size_bytes)
+        if not promised.bytes:
+            promised.free_before = node_memory.free_bytes()
+        needed_bytes = promised.bytes + (needed if shared else 0)
+        demanded_bytes = needed_bytes + (node_memory.MPI_RESERVE_BYTES if shared else 0)
+        demand = node_memory.Demand(self.job.node_index, self.host_name, demanded_bytes, promised.free_before)
+        node_memory.check_demands(self.job.all_gather_object(demand))
+        # Without the memory, MPIs raise an error, wait forever, or die at the first access. So every rank tries.
+        node_bytes, own = sum(self._node.allgather(whole)), None
+        with self.job.alike():
+            if shared:
+                node_memory.try_mapping(node_bytes, self.host_name, self.job.rank)
+            else:
+                own = Communicator.allocate_shared(self, size_bytes)
+        promised.bytes = needed_bytes
         if own is not None:
             return own
         names_before = node_memory.mapped_names()

@@ -13,8 +13,8 @@ import os
 import platform
 import resource
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -176,18 +176,6 @@ class Promised:
 
     bytes: int = 0
     free_before: int | None = None
-
-    @contextmanager
-    def more(self, needed_bytes: int) -> Iterator[tuple[int, int | None]]:
-        """Promise `needed_bytes`, unless MachineError is raised within. Gives what is then promised, and was free."""
-        if not self.bytes:
-            self.free_before = free_bytes()
-        self.bytes += needed_bytes
-        try:
-            yield self.bytes, self.free_before
-        except MachineError:
-            self.bytes -= needed_bytes
-            raise
 
 
 def free_bytes() -> int | None:
