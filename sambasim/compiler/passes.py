@@ -29,7 +29,7 @@ from sambasim.ir.dataflow import actions_of
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed, with_sections
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.ranks import symbols_of_ranks
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Schedule, make, read_csv
 from sambasim.ir.types import ALIGNMENT_BYTES, DTYPE_BYTES, SymbolKind, align
 from sambasim.ir.verify import Progress, verify
@@ -217,9 +217,9 @@ class Place:
     reaches: ClassVar[Progress] = Progress.PLACED
 
     def __call__(self, program: Program) -> Program:
-        of_ranks = symbols_of_ranks(program)
-        holders = {name: [rank for rank, held in enumerate(of_ranks) if name in held] for name in program.symbols}
-        ends = [0] * len(of_ranks)
+        parts = of_ranks(program)
+        holders = {name: [rank for rank, part in enumerate(parts) if name in part.symbols] for name in program.symbols}
+        ends = [0] * len(parts)
 
         def allocate(size_bytes: int, ranks: Sequence[int]) -> int:
             start = max(ends[rank] for rank in ranks)
@@ -231,7 +231,7 @@ class Place:
         kept.sort(key=lambda symbol: symbol.kind is SymbolKind.REDUCE_BUFFER)
         in_groups = {name for group in program.groups for name in program.symbols_of(group)}
         shared = [symbol for symbol in kept if len(holders[symbol.name]) > 1 and symbol.name not in in_groups]
-        offsets = {symbol.name: allocate(symbol.type.size_bytes, range(len(of_ranks))) for symbol in shared}
+        offsets = {symbol.name: allocate(symbol.type.size_bytes, range(len(parts))) for symbol in shared}
         groups = {}
         # Groups that several ranks hold come first, at one offset on all of them, so that no rank has a gap.
         for group in sorted(program.groups, key=lambda group: len(holders[group.members[0].parameter]) == 1):

@@ -79,19 +79,14 @@ def ends_of(node: Node) -> tuple[int, int]:
     return number_of(node, "source"), number_of(node, "target")
 
 
-def symbols_of_ranks(program: Program) -> tuple[frozenset[str], ...]:
-    """By rank on the axis pp: the symbols that it holds. What no rank works on is on the first."""
-    return tuple(frozenset(part.symbols) for part in of_ranks(program))
-
-
 def first_holders(program: Program) -> Mapping[str, int]:
     """By symbol, the first rank on the axis pp that holds it."""
-    holders = list(enumerate(symbols_of_ranks(program)))
-    return {name: rank for rank, symbols in reversed(holders) for name in symbols}
+    return {name: rank for rank, part in reversed([*enumerate(of_ranks(program))]) for name in part.symbols}
 
 
 def of_ranks(program: Program) -> tuple[Program, ...]:
-    """The program of each rank on the axis pp: its sections, its groups, and the symbols that they work on."""
+    """The program of each rank on the axis pp: its sections, its groups, and the symbols that they work on. Symbols
+    that no rank works on are the first one's."""
     ranks = pipeline_ranks(program)
     if ranks == 1:
         return (program,)

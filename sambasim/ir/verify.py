@@ -49,7 +49,7 @@ from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import TORCH_CONSTANTS, Graph, Node, TorchConstant, leaves
 from sambasim.ir.operators import ELEMENTWISE, NUMBERS, OPERATORS, OperatorKind
 from sambasim.ir.program import AVERAGE, EMA_PREFIX, MASTER, STEP, ParameterGroup, Program, dtype_of_average
-from sambasim.ir.ranks import symbols_of_ranks
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.types import (
     ALIGNMENT_BYTES,
     ALIGNMENT_ELEMENTS,
@@ -261,11 +261,11 @@ def _memory(program: Program) -> None:
             require(end <= program.device_bytes, 7, f"{symbol.name} ends at {end}, past the device's memory")
             free = symbol.name in members or symbol.kind is SymbolKind.ACCUMULATION_GROUP
             require(free or symbol.offset % ALIGNMENT_BYTES == 0, 7, f"{where}, which is not aligned")
-    for held in symbols_of_ranks(program):
+    for part in of_ranks(program):
         spans = [
             (symbol.offset, symbol.offset + symbol.type.size_bytes, name)
-            for name, symbol in program.symbols.items()
-            if name in held and symbol.offset is not None and symbol.type.size_bytes
+            for name, symbol in part.symbols.items()
+            if symbol.offset is not None and symbol.type.size_bytes
             if symbol.kind is not SymbolKind.ACCUMULATION_GROUP  # it wraps gradients
         ]
         for (_, end, before), (start, _, after) in pairwise(sorted(spans, key=itemgetter(0))):
