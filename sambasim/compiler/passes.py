@@ -101,15 +101,14 @@ def _held(graph: Graph) -> Counter[int]:
     """By stage, the bytes of its forward that the backward reads."""
     maker: dict[str, tuple[str, int]] = {}  # by value of the forward: what it is, or is a view of, and the stage
     read: set[tuple[str, int]] = set()
-    for section in actions_of(graph.sections):
-        for node in graph.section_nodes(section):
-            bases = [maker[name] for name in node.reads if name in maker]
-            if section.kind is not SectionKind.FWD:
-                read.update(bases)
-            elif not is_view(node):
-                maker |= {name: (name, section.stage) for name in node.makes}
-            elif bases:
-                maker |= dict.fromkeys(node.makes, bases[0])
+    for section, node in graph.nodes_in(graph.sections):
+        bases = [maker[name] for name in node.reads if name in maker]
+        if section.kind is not SectionKind.FWD:
+            read.update(bases)
+        elif not is_view(node):
+            maker |= {name: (name, section.stage) for name in node.makes}
+        elif bases:
+            maker |= dict.fromkeys(node.makes, bases[0])
     held: Counter[int] = Counter()
     for name, stage in read:
         held[stage] += graph.values[name].size_bytes

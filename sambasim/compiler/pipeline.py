@@ -54,8 +54,7 @@ class Connected:
         later = _weight_gradients(graph, assignment) if schedule.splits_backward else frozenset()
         self._segment = {
             node.name: _segment(section.kind, self._stage_of[node.name], node.name in later)
-            for section in graph.sections
-            for node in graph.section_nodes(section)
+            for section, node in graph.nodes_in(graph.sections)
         }
         self._check_buffers(assignment.buffers)
 

@@ -249,9 +249,8 @@ def _groups(
     program: Program, updates: Sequence[Update], grouping: Grouping, apart: Collection[str]
 ) -> tuple[ParameterGroup, ...]:
     training, section_of = program.step, dict[str | None, int]()
-    for section in training.sections:
-        for node in training.section_nodes(section):
-            section_of |= dict.fromkeys(node.results, section.index)
+    for section, node in training.nodes_in(training.sections):
+        section_of |= dict.fromkeys(node.results, section.index)
     completed: dict[tuple[int, str, int, bool, int], list[str]] = defaultdict(list)
     for position, output in enumerate(training.outputs):
         symbol = program.symbols[output.symbol]

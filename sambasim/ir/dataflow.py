@@ -172,16 +172,16 @@ def _usage(graph: Graph, sections: Sequence[Section], program: Program) -> tuple
     aliases = {name: {name} for name in graph.inputs}  # by value, the inputs whose memory it may share
     made: dict[str, int] = {}
     read: dict[str, list[int]] = defaultdict(list)
-    for position, section in enumerate(sections, start=1):
-        for node in graph.section_nodes(section):
-            for name in set().union(*(aliases.get(operand, ()) for operand in node.reads)):
-                read[name].append(position)
-            for result in node.makes:
-                made[result] = position
-                shared = node.reads if may_alias(node) else ()
-                if node.operator in _MAY_BE_LEFT_OUT:
-                    shared = tuple(name for name in node.reads if types[name] == types[result])
-                aliases[result] = set().union(*(aliases.get(name, ()) for name in shared))
+    for section, node in graph.nodes_in(sections):
+        position = section.index + 1
+        for name in set().union(*(aliases.get(operand, ()) for operand in node.reads)):
+            read[name].append(position)
+        for result in node.makes:
+            made[result] = position
+            shared = node.reads if may_alias(node) else ()
+            if node.operator in _MAY_BE_LEFT_OUT:
+                shared = tuple(name for name in node.reads if types[name] == types[result])
+            aliases[result] = set().union(*(aliases.get(name, ()) for name in shared))
     for output in graph.outputs:  # outputs are read after the pass
         for name in aliases.get(output.value, ()):
             read[name].append(len(sections) + 1)

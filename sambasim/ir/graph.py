@@ -147,6 +147,10 @@ class Graph:
     def section_nodes(self, section: Section) -> tuple[Node, ...]:
         return self.nodes[section.start : section.stop]
 
+    def nodes_in(self, sections: Iterable[Section]) -> Iterator[tuple[Section, Node]]:
+        """The nodes of `sections`, in order, each with its section."""
+        return ((section, node) for section in sections for node in self.section_nodes(section))
+
     def nodes_of(self, kind: SectionKind) -> list[Node]:
         """The nodes of all sections of `kind`, in order."""
         return [node for section in self.sections if section.kind is kind for node in self.section_nodes(section)]

@@ -61,11 +61,10 @@ def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Map
     """The rank that makes each value in a pass, and the ranks that read each value or symbol."""
     made: dict[str, int] = {}
     read: dict[str, set[int]] = defaultdict(set)
-    for section in pass_and_update(training)[0]:
-        for node in training.section_nodes(section):
-            made |= dict.fromkeys(node.makes, section.stage % ranks)
-            for name in node.reads:
-                read[name].add(section.stage % ranks)
+    for section, node in training.nodes_in(pass_and_update(training)[0]):
+        made |= dict.fromkeys(node.makes, section.stage % ranks)
+        for name in node.reads:
+            read[name].add(section.stage % ranks)
     return made, read
 
 

@@ -137,13 +137,12 @@ def _verify_norm(program: Program) -> None:
 def _verify_order(program: Program) -> None:
     """Each group passes the parts of an update once, in later and later sections."""
     reached: dict[str, tuple[int, int]] = {}
-    for section in program.step.sections:
-        for node in program.step.section_nodes(section):
-            for group in groups_of(node):
-                before, place = reached.get(group, (-1, -1)), [*_ORDER].index(_done_by(node, program))
-                ordered = before[0] < place and before[1] < section.index
-                require(ordered, 5, f"{node.name} is too early in section {section.index}, or there twice")
-                reached[group] = (place, section.index)
+    for section, node in program.step.nodes_in(program.step.sections):
+        for group in groups_of(node):
+            before, place = reached.get(group, (-1, -1)), [*_ORDER].index(_done_by(node, program))
+            ordered = before[0] < place and before[1] < section.index
+            require(ordered, 5, f"{node.name} is too early in section {section.index}, or there twice")
+            reached[group] = (place, section.index)
 
 
 _EXCHANGES = {
@@ -180,8 +179,7 @@ def data_parallel(program: Program) -> None:
     for operator, keywords in _EXCHANGES.items():
         exchanges = [
             (section, node)
-            for section in program.training.sections
-            for node in program.training.section_nodes(section)
+            for section, node in program.training.nodes_in(program.training.sections)
             if node.operator == operator and groups_of(node)
         ]
         for _, node in exchanges:
@@ -227,23 +225,22 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
     made: dict[str, int] = {}
     messages: dict[tuple[int, int], TensorType] = {}
     tags: set[tuple[int, int]] = set()
-    for section in pass_and_update(graph)[0]:
+    for section, node in graph.nodes_in(pass_and_update(graph)[0]):
         rank = section.stage % ranks
-        for node in graph.section_nodes(section):
-            for name in node.reads:
-                require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
-            made |= dict.fromkeys(node.makes, rank)
-            if axis_of(node) != PIPELINE:
-                continue
-            peer, tag = (rank + number_of(node, "shift")) % ranks, _tag(node)
-            if node.operator == "comm.send":
-                names = node.reads
-                require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
-                tags.add((peer, tag))
-                messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type
-            elif node.operator == "comm.recv":
-                sent = messages.pop((rank, tag), None)
-                require(sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives")
+        for name in node.reads:
+            require(made.get(name, rank) == rank, 16, f"{node.name} reads {name}, which another rank makes")
+        made |= dict.fromkeys(node.makes, rank)
+        if axis_of(node) != PIPELINE:
+            continue
+        peer, tag = (rank + number_of(node, "shift")) % ranks, _tag(node)
+        if node.operator == "comm.send":
+            names = node.reads
+            require(len(names) == 1 and (peer, tag) not in tags, 16, f"{node.name} sends {len(names)} values")
+            tags.add((peer, tag))
+            messages[peer, tag] = graph.values.get(names[0]) or program.symbols[names[0]].type
+        elif node.operator == "comm.recv":
+            sent = messages.pop((rank, tag), None)
+            require(sent == graph.values[node.results[0] or ""], 16, f"nothing sends what {node.name} receives")
     require(not messages, 16, f"nothing receives {len(messages)} messages of {graph.name}")
 
 
