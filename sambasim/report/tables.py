@@ -192,8 +192,10 @@ class Shown(ABC):
             yield printable(part) if isinstance(part, str) else part
 
     def __str__(self) -> str:
-        text = self._printed(max(_LEAST_WIDTH, shutil.get_terminal_size().columns)).export_text()
-        return "\n".join(line.rstrip() for line in text.splitlines())
+        return self.text(max(_LEAST_WIDTH, shutil.get_terminal_size().columns))
+
+    def text(self, width: int) -> str:
+        return "\n".join(line.rstrip() for line in self._printed(width).export_text().splitlines())
 
     def _repr_html_(self) -> str:
         return self._printed(_HTML_WIDTH).export_html(inline_styles=True, code_format=_PRE)

@@ -17,7 +17,7 @@ from sambasim.hardware.spec import load_device
 from sambasim.samba.profiler import Event, Profiler
 from sambasim.simulation.prediction import backing_of
 from sambasim.units import format_seconds
-from tests.samba.harness import BATCH, Made, Net, PefOf, imported, parsed, refused, with_sgd
+from tests.samba.harness import BATCH, Load, LogReg, Made, Net, PefOf, batch_of, imported, parsed, refused, with_sgd
 from tests.support.mpi import SAMBASIM, run_mpi
 
 samba: Any = ours
@@ -100,6 +100,14 @@ def test_every_section_is_measured(
     assert " ".join(line.split()[-4:]) == times
     assert source == f"predicted: for SN30; {backing_of(load_device('sn30'))}"
     samba.session.run(inputs)
+
+
+def test_a_replica_of_several_ranks_is_measured_and_predicted(load: Load, app: None) -> None:
+    batch = batch_of()
+    model, _ = load(partial(with_sgd, LogReg), batch, tensor_parallel="weight", n_chips=2)
+    figures = samba.utils.measure_sections(model, batch, **SHORT)
+    assert figures["predicted_for"] == "2 × SN30"
+    assert [row["kind"] for row in figures["sections"] if row["predicted_s"]] == ["FWD", "BCKWD", "OPT"]
 
 
 def test_the_driver_compiles_and_measures_and_leaves_run_and_test_to_the_app(

@@ -27,6 +27,7 @@ from sambasim.samba.utils.parser import get_pef_info
 from sambasim.units import counted, format_seconds
 
 _WARM_UP_STEPS = 3
+_WIDTH = 200  # of the table, whatever has the output: mpirun, a file
 _FEW_STEPS = 10
 _UNEVEN = 2.0
 """From _FEW_STEPS steps on, a notice is printed if the 90th percentile is at least this multiple of the median."""
@@ -140,7 +141,7 @@ def measure_sections(
     figures |= {"step_p90_s": slow_s, "sections": rows}
     every = [*rows, {"sections": "all", "kind": "", "name": "", **sums}]
     shown = table(repeated.title(steps), every, "sections:section, kind, name", "measured_s, predicted_s")
-    lines = [str(Tables([shown], every)), spread]
+    lines = [Tables([shown], every).text(_WIDTH), spread]
     return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)
 
 
@@ -159,9 +160,7 @@ class _Repeated:
         reduce_on_rdu: bool,
     ) -> None:
         # The device model takes long to import, and most runs do without.
-        from sambasim.runtime.outcome import predicted
-        from sambasim.simulation.prediction import backing_of
-        from sambasim.simulation.step import has_several_ranks
+        from sambasim.runtime.outcome import predicted, predicted_record
         from sambasim.simulation.sync import SyncPath
 
         machine = session.loaded(model).machine
@@ -183,15 +182,14 @@ class _Repeated:
         nodes = world.node_of if data_parallel else [world.node_index]
         placement = place_replicas(inventory, nodes, document.program.ranks_of_replica)
         step = predicted(document.program, inventory, placement, SyncPath.RDU if reduce_on_rdu else SyncPath.HOST)
-        if not isinstance(step, str) and has_several_ranks(document.program):
-            step = "sambasim simulate predicts a replica of several ranks"
         if isinstance(step, str):
             self.predicted, self._source = None, f"no prediction for a device: {step}"
             self._figures: dict[str, JsonValue] = {"not_predicted": step}
         else:
-            backing = backing_of(inventory.device, placement.replicas)
-            self.predicted, self._source = step, f"predicted: for {inventory.share}; {backing}"
-            self._figures = {"predicted_for": inventory.share, "predicted_backed_by": backing}
+            record = predicted_record(step, inventory)
+            device, backing = record.predicted_for, record.predicted_backed_by
+            self.predicted, self._source = step, f"predicted: for {device}; {backing}"
+            self._figures = {"predicted_for": device, "predicted_backed_by": backing}
 
     def predicted_s(self, *, graph_only: bool) -> float | None:
         step = self.predicted
