@@ -4,7 +4,7 @@ It shows a Transformer with tied weights, data from a function of one's own, and
 as SambaFlow's models do: no loss is named in the config. In 300 steps on two replicas the loss on held-out text
 falls from 4.5 to 2.1 nats a character; with more steps it goes on falling.
 
-    sambasim compile --config configs/char_gpt.toml --data-parallel -ws 2
+    sambasim compile configs/char_gpt.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef char_gpt --reduce-on-rdu
 
 The text is that of Python's own `help("topics")`, the language reference in `pydoc_data.topics`: nothing is downloaded.

@@ -4,7 +4,7 @@ It shows the least that sambasim needs: a module, a named data set and a named l
 SambaFlow's own first example has, such as `logreg__lin_layer__weight`. On two replicas it classifies 96 % of the
 held-out digits after 30 epochs, in a second.
 
-    sambasim compile --config configs/logistic_regression.toml --data-parallel -ws 2
+    sambasim compile configs/logistic_regression.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef logistic_regression --reduce-on-rdu
 """
 

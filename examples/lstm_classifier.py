@@ -3,7 +3,7 @@
 It shows a recurrent model, and with it a thing that tracing tends to lose: the dropout *between* the layers of
 `nn.LSTM`. On two replicas it classifies 98 % of the held-out digits correctly after 30 epochs.
 
-    sambasim compile --config configs/lstm_classifier.toml --data-parallel -ws 2
+    sambasim compile configs/lstm_classifier.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef lstm_classifier --reduce-on-rdu
 """
 

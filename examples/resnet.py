@@ -5,7 +5,7 @@ It shows a deeper graph: convolutions with strides, many BatchNorm buffers, and 
 layers together. BatchNorm's statistics are those of each replica; replica 0's are evaluated and saved. On two
 replicas it classifies 99 % of the held-out digits correctly after 10 epochs.
 
-    sambasim compile --config configs/resnet.toml --data-parallel -ws 2
+    sambasim compile configs/resnet.toml --data-parallel -ws 2
     mpirun -np 2 sambasim run --pef resnet --reduce-on-rdu
 
 The architecture is that of section 4.2 of He et al., "Deep Residual Learning for Image Recognition", 2016, but smaller.

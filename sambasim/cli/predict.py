@@ -20,7 +20,7 @@ _ONLY = (
     "Keep strategies with these values: replicas, stages, tensor, chips, zero, samples, passes, schedule,"
     " recompute, dtype (by default that of the config) or tiles."
 )
-_EMIT = "Write the best one as a config for `sambasim compile --config`, or, as .json, for DeepSpeed."
+_EMIT = "Write the best one as a config for `sambasim compile`, or, as .json, for DeepSpeed."
 
 
 @click.command("plan")

@@ -42,13 +42,13 @@ def compile_command(
 ) -> None:
     """Compile a PyTorch model into a PEF.
 
-    MODEL is package.module:Name or path/file.py:Name, an nn.Module class or a function that returns one. Without MODEL
-    and --config, the built-in quick start is compiled: a small network that classifies real images of digits.
+    MODEL is package.module:Name or path/file.py:Name, an nn.Module class or a function that returns one, or a TOML file
+    as --config takes it. Without both, the built-in quick start is compiled: a small network that classifies digits.
 
     \b
     Examples:
       sambasim compile --data-parallel -ws 2
-      sambasim compile --config configs/char_gpt.toml --set optimizer.lr=3e-4
+      sambasim compile configs/char_gpt.toml --set optimizer.lr=3e-4
       sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
     launcher = find_launcher()

@@ -192,7 +192,7 @@ def emitted(plan: Plan, chosen: CompileOptions, file: Path, asked: PlanRequest) 
         return json.dumps(as_deepspeed(chosen), indent=2) + "\n", list(beyond_deepspeed(chosen))
     sync = "--reduce-on-rdu " if strategy.path == "rdu" and strategy.copies > 1 else ""
     launcher = f"mpirun -np {strategy.ranks} " if strategy.ranks > 1 else ""
-    commands = [f"sambasim compile --config {file}", f"{launcher}sambasim run {sync}--pef {chosen.name}"]
+    commands = [f"sambasim compile {file}", f"{launcher}sambasim run {sync}--pef {chosen.name}"]
     if plan.device == "RDU":
         flags = f" --replicas {strategy.replicas} --sync {strategy.path}" if strategy.copies > 1 else ""
         commands.append(f"sambasim simulate {file}{flags}{f' --cluster {asked.cluster}' if asked.cluster else ''}")

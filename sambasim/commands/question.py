@@ -39,8 +39,7 @@ def is_model(name: str) -> bool:
 
 def options_of_model(name: str, overrides: Sequence[str], **flags: object) -> CompileOptions:
     """The options of a config or a model. Raises OptionError."""
-    config, target = (Path(name), None) if name.endswith(".toml") else (None, name)
-    return compile_options(config, target, overrides, flags)
+    return compile_options(None, name, overrides, flags)
 
 
 def options_of_estimate(subject: str, overrides: Sequence[str], batch_size: int | None) -> CompileOptions:

@@ -198,8 +198,10 @@ def options_and_notes(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> Compiling:
     """The options of one compile: flags override `--set`, which overrides MODEL, a DeepSpeed config, the TOML file, and
-    the defaults. Without a model and a config it is the quick start. Raises OptionError, which lists all mistakes, and
-    ModelError if there is neither an optimizer nor the model."""
+    the defaults. MODEL may be the TOML file; without both it is the quick start. Raises OptionError, which lists all
+    mistakes, and ModelError if there is neither an optimizer nor the model."""
+    if config is None and target is not None and target.endswith(".toml"):
+        config, target = Path(target), None
     given = [*given_overrides(overrides), *given_flags(flags, COMPILE_FLAGS, dotted_names(CompileFile))]
     if target is not None:
         given.insert(0, Given(("model", "target"), target, "the MODEL argument"))

@@ -85,6 +85,7 @@ def test_paths_are_relative_to_the_config_and_on_the_command_line_to_the_working
     given = options.model.target, options.data.source, options.loss.name
     assert given == (f"{tmp_path}/net.py:Net", f"{folder}/x.npz", f"{folder}/loss.py:f")
     assert options.output_folder == Path("out"), "outputs are relative to the working directory"
+    assert compile_options(None, str(config), [], {}) == options
     typed = compile_options(config, "net.py:Other", ["data.source=data.py:f"], {})
     assert (typed.model.target, typed.data.source) == (f"{here}/net.py:Other", f"{here}/data.py:f")
 
