@@ -14,8 +14,6 @@ from sambasim.samba.process import app_error, type_error
 from sambasim.samba.request import request, unwrapped
 from sambasim.samba.tensor import SambaTensor
 
-__all__ = ["FwdGraph"]
-
 _CALLING = "outputs = model(*inputs), and then FwdGraph(inputs, outputs, name) with these tensors"
 
 remember_calls()

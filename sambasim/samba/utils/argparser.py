@@ -30,8 +30,6 @@ from sambasim.samba.utils.parser import (
     program_name,
 )
 
-__all__ = ["SNConfig", "SambaConfig", "parse_app_args", "parse_yaml_to_args"]
-
 
 class SNConfig(argparse.Namespace):
     """Settings from any keywords, `SNConfig(batch_size=32, pef_name="net")`, for `samba.session.setup`."""

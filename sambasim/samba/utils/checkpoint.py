@@ -24,8 +24,6 @@ from sambasim.samba.session import session
 from sambasim.samba.tensor import host_values
 from sambasim.samba.utils.common import is_main_process
 
-__all__ = ["load_checkpoint", "load_sharded_checkpoint", "save_checkpoint", "save_tensors"]
-
 
 def save_checkpoint(
     path: str | os.PathLike[str],
