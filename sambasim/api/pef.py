@@ -149,7 +149,7 @@ def compile(
             tables["loss"] = table
         if isinstance(collate_fn, str):
             tables["data"] = {"collate": collate_fn}
-        chosen, notes = options_in_python(tables, {"pef_name": name or type(model).__name__.lower(), **options})
+        chosen = options_in_python(tables, {"pef_name": name or type(model).__name__.lower(), **options})
         named = None if loss is None else chosen.loss.name if chosen.loss else getattr(loss, "__name__", "given")
         if chosen.training.batch_size != size:
             what = f"batch_size is {chosen.training.batch_size}, and the example has {size} samples"
@@ -171,7 +171,7 @@ def compile(
             users_loss = None if chosen.inference else function
             live = LiveModel(model, of_pass, users_loss, optimizers=theirs, whole=whole, own=own)
             done = compile_lengths(live, chosen, on_phase)
-        said = tuple(in_python(notice, compiles=True) for notice in (*notices, *notes, *done.notices))
+        said = tuple(in_python(notice, compiles=True) for notice in (*notices, *chosen.notes, *done.notices))
         if said and not quiet:
             say("\n".join(f"notice: {notice}" for notice in said), sys.stderr)
         return Pef(done.path, said)

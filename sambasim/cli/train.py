@@ -55,16 +55,16 @@ def compile_command(
     if launcher and launcher.world_size > 1:
         what = f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process"
         raise LaunchError(what, remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas")
-    from sambasim.options.compile import options_and_notes
+    from sambasim.options.compile import compile_options
 
-    options, notes = options_and_notes(config, model, overrides, flags)
+    options = compile_options(config, model, overrides, flags)
     with shared.kept_imports():
         from sambasim.commands.compile import compile_named
         from sambasim.report.summaries import compilation_json, compilation_report
 
     with phases(quiet=as_json) as on_phase:
         compiled = compile_named(options, on_phase)
-    done = replace(compiled, notices=(*compiled.notices, *notes))
+    done = replace(compiled, notices=(*compiled.notices, *options.notes))
     shared.answer(as_json, lambda: compilation_json(done), lambda: compilation_report(done, details=verbose))
 
 

@@ -118,7 +118,7 @@ def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
     tables: dict[str, object] = {"data": document.data_source, "model": compiled.get("model")}
     tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
     tables |= {table: {name: compiled[name] for name in names if name in compiled} for table, names in _TABLES.items()}
-    return options_in_python(tables, {}).options, program
+    return options_in_python(tables, {}), program
 
 
 def _spaces(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from pydantic import Field, JsonValue
 
@@ -113,9 +113,11 @@ class CompileFile(Sections):
 
 
 class CompileOptions(Sections, ParallelOptions, BuildOptions):
-    """Everything that `compile` needs, flat. `loss` is None for a model that returns its loss."""
+    """Everything that `compile` needs, flat. `loss` is None for a model that returns its loss. `notes`: on what a
+    DeepSpeed config has that no option says."""
 
     model: ModelOptions = Field(default_factory=ModelOptions)
+    notes: tuple[str, ...] = Field(default=(), exclude=True)
 
     def problems(self) -> Iterator[Problem]:
         for part in (BuildOptions, ParallelOptions, Sections):
@@ -180,23 +182,9 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         return self.data.model_dump(mode="json")
 
 
-class Compiling(NamedTuple):
-    """The options of one compile, and notes on the DeepSpeed config."""
-
-    options: CompileOptions
-    notes: Sequence[str]
-
-
 def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
 ) -> CompileOptions:
-    """The options of `options_and_notes` alone."""
-    return options_and_notes(config, target, overrides, flags).options
-
-
-def options_and_notes(
-    config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]
-) -> Compiling:
     """The options of one compile: flags override `--set`, which overrides MODEL, a DeepSpeed config, the TOML file, and
     the defaults. MODEL may be the TOML file; without both it is the quick start. Raises OptionError, which lists all
     mistakes, and ModelError if there is neither an optimizer nor the model."""
@@ -216,15 +204,15 @@ def options_and_notes(
     lacks_optimizer = file.optimizer is None and not file.compile.inference
     if lacks_optimizer and (problem := missing(file.model.target)):  # else found only after an optimizer was given
         raise ModelError(f"the model {file.model.target}: {problem.what}", remedy=problem.remedy)
-    return Compiling(_whole(file, where, given), notes)
+    return _whole(file, where, given, notes)
 
 
-def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> Compiling:
+def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> CompileOptions:
     """The options of a compile in Python: flags by keyword, and `set`, override `tables`. Raises OptionError."""
     others = {name: value for name, value in flags.items() if name != "set"}
     given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS, dotted_names(CompileFile))]
     file, given, notes = _built(tables, given, None)
-    return Compiling(_whole(file, None, given), notes)
+    return _whole(file, None, given, notes)
 
 
 def _built(
@@ -245,7 +233,7 @@ def _built(
     return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes
 
 
-def _whole(file: CompileFile, where: str | None, given: Sequence[Given]) -> CompileOptions:
-    parts = {**dict(file), **dict(file.compile), **dict(file.parallel)}
+def _whole(file: CompileFile, where: str | None, given: Sequence[Given], notes: Sequence[str]) -> CompileOptions:
+    parts = {**dict(file), **dict(file.compile), **dict(file.parallel), "notes": tuple(notes)}
     del parts["compile"], parts["parallel"]
     return build(CompileOptions, parts, where=where, given=given)

@@ -111,7 +111,7 @@ def test_an_internal_error_prints_its_traceback_for_the_bug_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = Mock(side_effect=ZeroDivisionError("of our own"))
-    monkeypatch.setattr("sambasim.options.compile.options_and_notes", failing)
+    monkeypatch.setattr("sambasim.options.compile.compile_options", failing)
     outcome = sambasim(["compile"], tmp_path)
     assert outcome.returncode == 70
     assert "Traceback (most recent call last)" in outcome.stderr

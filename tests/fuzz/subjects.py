@@ -20,7 +20,7 @@ from sambasim import pef
 from sambasim.data.arrays import open_file
 from sambasim.errors import UserError
 from sambasim.hardware.spec import load_cluster, load_device, shipped_text
-from sambasim.options.compile import compile_options, options_and_notes
+from sambasim.options.compile import compile_options
 from sambasim.pef.files import join
 from sambasim.runtime.values.memory import fitting, read_tensors
 from tests.faults.command import sambasim
@@ -220,7 +220,7 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "deepspeed": Subject(
         ".json", _deepspeed_configs, (edit_json(), edit_json(), mutate_bytes),
-        (lambda path: options_and_notes(None, None, [], {"data_parallel": True, "world_size": 2, "deepspeed": path}),),
+        (lambda path: compile_options(None, None, [], {"data_parallel": True, "world_size": 2, "deepspeed": path}),),
     ),
     "records": Subject(
         ".jsonl", _records, (_edit_record, _edit_record, mutate_bytes), (command("report FILE --html page.html"),)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sambasim.cli.train import run_command
-from sambasim.options.compile import options_and_notes
+from sambasim.options.compile import compile_options
 from tests.support.compiled import compile_from_options
 from tests.support.deepspeed_configs import CONFIGS
 from tests.support.mpi import run_job, run_mpi
@@ -141,7 +141,7 @@ def test_a_run_started_by_torchrun_has_the_bits_of_its_emulation(tmp_path: Path)
     file = tmp_path / "ds_config.json"
     file.write_text(CONFIGS["OneCycle"].replace("1000", "2"))
     source, flags = ["data.source=tests.support.deepspeed:samples"], {"data_parallel": True, "world_size": 2}
-    options = options_and_notes(None, "tests.support.deepspeed:Net", source, {**flags, "deepspeed": file}).options
+    options = compile_options(None, "tests.support.deepspeed:Net", source, {**flags, "deepspeed": file})
     pef = compile_from_options(options.model_copy(update={"output_folder": tmp_path})).path
     run = ["--pef", str(pef), "--deepspeed", str(file), "--steps", "5", "--threads", "1", "--json"]
     launch = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]

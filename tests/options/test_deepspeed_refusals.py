@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.options.compile import compile_options, options_and_notes
+from sambasim.options.compile import compile_options
 from sambasim.options.run import run_options
 from tests.support.deepspeed_configs import CONFIGS, TWO, compiled, refused, run
 
@@ -119,9 +119,9 @@ def test_a_cycled_momentum_needs_an_optimizer_with_one(tmp_path: Path) -> None:
         compile_options(None, None, [*cycled, "optimizer.name=sgd"], {})
     assert compile_options(None, None, cycled, {}).training.schedule.momentum == (0.8, 0.9)
     one_cycle = json.loads(CONFIGS["OneCycle"]) | {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
-    options, notes = compiled(one_cycle, tmp_path)
+    options = compiled(one_cycle, tmp_path)
     assert options.training.schedule.momentum is None
-    assert "cycle_momentum has no effect: sgd has no betas, as in DeepSpeed" in notes[-1]
+    assert "cycle_momentum has no effect: sgd has no betas, as in DeepSpeed" in options.notes[-1]
 
 
 def test_inference_takes_none(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_batch_size_is_needed_and_one_that_is_auto_is_not_called_missing(tmp_p
         assert f'{sizes[-1]} = "auto": needs a value from elsewhere' in told
         assert "missing" not in told
         remedied = compiled(text, tmp_path, {"batch_size": 8}, ["optimizer.name=sgd"], target="net:Net")
-        assert remedied.options.training.batch_size == 8
+        assert remedied.training.batch_size == 8
 
 
 @pytest.mark.parametrize("sizes", [("16", None, None), (16, "4", 1), (16, 3, "2"), ("16", "4", "2"), ("64", None, "2")])
@@ -158,11 +158,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     files = {"no.json": "there is no DeepSpeed config", "": "cannot be read", "latin.json": "it is not UTF-8 text"}
     for name, told in files.items():
         with pytest.raises(OptionError, match=told):
-            options_and_notes(None, None, [], {"deepspeed": tmp_path / name})
+            compile_options(None, None, [], {"deepspeed": tmp_path / name})
 
 
 def test_one_error_lists_all_that_was_compiled_otherwise(tmp_path: Path) -> None:
-    options = compiled(CONFIGS["BLOOM"], tmp_path).options
+    options = compiled(CONFIGS["BLOOM"], tmp_path)
     text = {
         "train_batch_size": 32, _MICRO: 4, "gradient_clipping": 0, "fp16": {"enabled": True},
         "zero_optimization": {"stage": 2}, "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},

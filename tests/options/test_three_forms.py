@@ -8,7 +8,7 @@ import click
 import pytest
 
 from sambasim.cli.train import compile_command, run_command
-from sambasim.options.compile import CompileOptions, options_and_notes, options_in_python
+from sambasim.options.compile import CompileOptions, compile_options, options_in_python
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import Setting
 from sambasim.options.given import given_overrides, given_settings
@@ -74,15 +74,15 @@ def test_options_of_compile(keyword: str, tmp_path: Path, monkeypatch: pytest.Mo
     config = Path("net.toml")
     config.write_text('model.target = "net.py:Net"\ndata.source = "net.py:samples"\noptimizer.name = "adamw"\n')
     tables = {"model": {"target": f"{tmp_path}/net.py:Net"}, "data": {"source": f"{tmp_path}/net.py:samples"}}
-    in_python = options_in_python({**tables, "optimizer": {"name": "adamw"}}, keywords).options
+    in_python = options_in_python({**tables, "optimizer": {"name": "adamw"}}, keywords)
     flags = _parsed(compile_command, _typed(COMPILE_FLAGS, keywords))
-    assert options_and_notes(config, None, (), flags).options == in_python
+    assert compile_options(config, None, (), flags) == in_python
     if keyword == "deepspeed":
         return  # a file of options, as a config is
     named = {COMPILE_FLAGS[name].name: one for name, one in keywords.items()}
     by_set = tuple(f"{name}={json.dumps(one)}" for name, one in named.items())
-    assert options_and_notes(config, None, by_set, {}).options == in_python
-    assert options_in_python({**tables, "optimizer": {"name": "adamw"}}, {"set": named}).options == in_python
+    assert compile_options(config, None, by_set, {}) == in_python
+    assert options_in_python({**tables, "optimizer": {"name": "adamw"}}, {"set": named}) == in_python
     assert _leaf(in_python, setting) == (Path(value) if setting.kind is Path else value)
 
 
@@ -118,5 +118,5 @@ def test_python_has_true_and_lists_where_a_flag_has_no_value_or_commas() -> None
     assert run_options({"pef": "net", "resume": True, "checkpoint_dir": "ck"}).checkpoint.resume == "newest"
     assert run_options({"pef": "net", "resume": False, "checkpoint_dir": "ck"}).checkpoint.resume is None
     tables = {"model": {"target": "net.py:Net"}, "optimizer": {"name": "adamw"}}
-    by_list = options_in_python(tables, {"no_decay": ["*.bias", "*norm*"]}).options
-    assert by_list == options_in_python(tables, {"no_decay": "*.bias,*norm*"}).options
+    by_list = options_in_python(tables, {"no_decay": ["*.bias", "*norm*"]})
+    assert by_list == options_in_python(tables, {"no_decay": "*.bias,*norm*"})

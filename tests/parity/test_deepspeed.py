@@ -121,7 +121,7 @@ def test_every_shape_compiles_and_runs(name: str, tmp_path: Path) -> None:
     overrides = [*SOURCE, "optimizer.name=adamw"] if '"optimizer"' not in CONFIGS[name] else SOURCE
     batch_size = {"batch_size": 4} if '"train_micro_batch_size_per_gpu": "auto"' in CONFIGS[name] else {}
     flags = {"output_folder": tmp_path, **TWO, **batch_size}
-    options = compiled(CONFIGS[name], tmp_path, flags, overrides, target="tests.support.deepspeed:Net").options
+    options = compiled(CONFIGS[name], tmp_path, flags, overrides, target="tests.support.deepspeed:Net")
     run = ["--pef", str(compile_from_options(options).path), "--deepspeed", str(tmp_path / "ds_config.json")]
     result = invoked("run", *run, "--steps", "2", "--emulate-replicas", "2", "--json")
     assert result.exit_code == 0, result.output

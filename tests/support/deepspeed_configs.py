@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.options.compile import CompileOptions, Compiling, options_and_notes
+from sambasim.options.compile import CompileOptions, compile_options
 from sambasim.options.given import given_overrides
 from sambasim.options.run import ResolvedRun, resolve_run, run_options, with_deepspeed
 
@@ -125,10 +125,10 @@ def compiled(
     overrides: list[str] | None = None,
     config: Path | None = None,
     target: str | None = None,
-) -> Compiling:
+) -> CompileOptions:
     file = folder / "ds_config.json"
     file.write_text(text if isinstance(text, str) else json.dumps(text))
-    return options_and_notes(config, target, overrides or [], {**flags, "deepspeed": file})
+    return compile_options(config, target, overrides or [], {**flags, "deepspeed": file})
 
 
 def refused(
