@@ -4,7 +4,7 @@ import gc
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from sambasim.compiler.capture.arguments import in_first_step
 from sambasim.compiler.capture.asked_values import Asked, RandomBranch
 from sambasim.compiler.capture.explain import explained, raised
 from sambasim.compiler.capture.recording import source_files
-from sambasim.compiler.capture.state import NotSound, Observer, found_sound
+from sambasim.compiler.capture.state import NotSound, Observer, observed_beside
 from sambasim.compiler.capture.step import EvaluationStep, Example, Loss, Losses, TrainingStep, both_steps
 from sambasim.compiler.capture.tensors import (
     STORED,
@@ -242,13 +242,15 @@ def _capture(
         return Captures(training, captured, single, per_sample, step.counts, logged, evaluated, notices)
 
     observer = Observer(steps, tensors, loss)
-    if (effects := found_sound(observer)) is None:
+    if (beside := observed_beside(observer)) is None:
         watch.begin("observe a step")
         return captures(*observer.run())
-    made = None
+    made = outside = None
     with suppress(CaptureError, ModelError):  # an observed step says it better
         made = captures({unobserved: Asked() for unobserved in steps})
-    if made is None or (outside := effects()) is None:
+        with closing(beside):
+            outside = beside.end()
+    if made is None or outside is None:
         raise NotSound("the model has to be observed first")
     return replace(made, notices=(*explain.notices(outside), *made.notices))
 

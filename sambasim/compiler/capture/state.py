@@ -4,7 +4,7 @@ all of that: so either nothing reads it, which is a notice, or the step is refus
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -76,19 +76,14 @@ class NotSound(CaptureError):
     """A large model was captured before it was observed, and has to be. This process is no longer as it was."""
 
 
-def found_sound(observer: "Observer") -> Callable[[], Told | None] | None:
-    """Starts a copy of this process that calls the steps on fake tensors. Returns a function that waits for what the
-    calls do outside of Python, None if they affect later ones. For a small model, and in a last try: None."""
+def observed_beside(observer: "Observer") -> Fork[Told | None] | None:
+    """A copy of this process that calls the steps on fake tensors, and ends with what the calls do outside of Python,
+    None if they affect later ones. For a small model, and in a last try: None."""
     if not Observer.may_begin_again or observer.is_fake or observer.parameters <= _MOST_PARAMETERS:
         return None
     fork: Fork[Told | None] = observer.fork()
     fork.begin(("effects_on_fakes",))
-
-    def effects() -> Told | None:
-        with contextlib.closing(fork):
-            return fork.end()
-
-    return effects
+    return fork
 
 
 class Observer:
