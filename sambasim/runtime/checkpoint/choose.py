@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.ir.types import SymbolKind
+from sambasim.options.compile import ParallelOptions
 from sambasim.options.given import as_table, leaves
 from sambasim.options.problem import show
 from sambasim.options.run import CheckpointOptions
@@ -45,10 +46,7 @@ _RUN_FIELDS = {
 }
 _MOST_OPTIONS = 4
 
-_OF_MESH = frozenset({
-    "data_parallel", "world_size", "tensor_parallel", "n_chips", "pipeline_stages", "micro_batches", "schedule",
-    "tensor_plan", "zero", "recompute", "gradient_groups", "opt_level", "arch", "num_tiles",
-})  # fmt: skip
+_OF_MESH = frozenset({*ParallelOptions.model_fields, "opt_level", "arch", "num_tiles"})
 """Compile options that do not change the model: a PEF that differs in them goes on where the other was."""
 _OF_RANKS = frozenset({"pipeline_stages", "schedule", "zero", "recompute"})
 """Those of them that change no bit: see "What is equal" in docs/parallelism.md."""

@@ -18,6 +18,7 @@ from sambasim.errors import MachineError, OptionError, failing_with
 from sambasim.files import write_whole
 from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Graph, Section
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import leaves
@@ -43,12 +44,7 @@ from sambasim.runtime.watch.observer import StepRecorder
 
 UNWRITTEN: Mapping[str, int] = {
     "aten.mkldnn_rnn_layer.default": 3,  # the kernel's workspace for its backward
-    "aten.empty.memory_format": 0,
-    "aten.empty_like.default": 0,
-    "aten.empty_permuted.default": 0,
-    "aten.empty_strided.default": 0,
-    "aten.new_empty.default": 0,
-    "aten.new_empty_strided.default": 0,
+    **{name: 0 for name in OPERATORS if "empty" in name},
 }
 """By operator: the result with uninitialized bytes. They differ from run to run and affect no other value."""
 
