@@ -39,7 +39,7 @@ def _host(prediction: Prediction) -> str:
     step, program = prediction.alone, prediction.program
     each = "step" if step.micro_steps == 1 else "micro-step"
     if step.starts_s > step.sent_s:
-        return f"it starts {counted(round(step.starts_s / step.start_s), 'section')} each {each}"
+        return f"it starts {counted(len(step.model), 'section')} each {each}"
     fetched = fetched_outputs(program)
     fetched_bytes = step.batch_size * sum(output.bytes_per_sample for output in fetched)
     symbols = (program.symbols[name] for name in prediction.graph.inputs)

@@ -71,8 +71,8 @@ class TimedSection:
 @dataclass(frozen=True)
 class RankAlone:
     """A rank along pp, whose own program is `program`: the sections of a pass (`model`) and of the update. `work`: that
-    of a pass; `start_s`, `sent_s`: host time of each section of a micro-step, and of its inputs and outputs;
-    `batch_size`: of a micro-step, which in a pipeline is one micro-batch."""
+    of a pass; `sent_s`: host time of the inputs and outputs of a micro-step; `batch_size`: of a micro-step, which in a
+    pipeline is one micro-batch."""
 
     program: Program
     work: Work
@@ -80,7 +80,6 @@ class RankAlone:
     update: tuple[TimedSection, ...]
     budget: Budget
     batch_size: int
-    start_s: float
     sent_s: float
     need: Need
     tiers: Tiers
@@ -96,7 +95,7 @@ class RankAlone:
     @property
     def starts_s(self) -> float:
         """Host time to start each section of a pass once."""
-        return len(self.model) * self.start_s
+        return len(self.model) * self.budget.start_s
 
     @property
     def host_s(self) -> float:
@@ -157,8 +156,7 @@ def price_alone(
     symbols = [program.symbols[name] for name in (*graph.inputs, *(output.symbol for output in graph.outputs))]
     sent = [symbol.type for symbol in symbols if symbol.kind in (SymbolKind.INPUT, SymbolKind.OUTPUT)]
     sent_s = sum(map(device_bytes_of, sent)) * samples / program.batch_size / budget.host_bytes_per_s
-    host_s = budget.start_s, sent_s
-    rank = RankAlone(program, work, tuple(model), (), budget, samples, *host_s, need, tiers, micro_steps)
+    rank = RankAlone(program, work, tuple(model), (), budget, samples, sent_s, need, tiers, micro_steps)
     return sliced(rank, 1)
 
 

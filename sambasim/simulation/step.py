@@ -105,7 +105,7 @@ def _rank_step(alone: RankAlone, placement: Placement, path: SyncPath, mesh: Mes
             messages[DATA_PARALLEL] = sum(parameters, Traffic())
         device_s = sum(section.price.predicted_s for section in alone.model[start:stop])
         sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
-        costs[kind, stage] = Cost(device_s, (stop - start) * alone.start_s + sent_s, messages)
+        costs[kind, stage] = Cost(device_s, (stop - start) * alone.budget.start_s + sent_s, messages)
     return RankStep(alone, costs, synced, copies_of(program, placement, mesh, rank))
 
 

@@ -157,7 +157,7 @@ def test_inputs_are_sent_once_a_pass_and_the_gradient_of_a_tied_parameter_has_it
     for rank in step.ranks:
         forwards = [cost for (kind, _), cost in rank.costs.items() if kind is ActionKind.FORWARD]
         sections = sum(section.kind is SectionKind.FWD for section in rank.alone.sections)
-        sent_s = sum(cost.host_s for cost in forwards) - sections * rank.alone.start_s
+        sent_s = sum(cost.host_s for cost in forwards) - sections * rank.alone.budget.start_s
         assert len(forwards) == 2
         assert sent_s == pytest.approx(rank.alone.sent_s, abs=1e-12)
     received, strategy = [], Strategy(1, stages=2, samples=2, passes=2)

@@ -127,7 +127,7 @@ class Estimator:
         share = slowest.parameters
         messages = (rank.messages * share + slowest.messages) * passes
         least = 3 if strategy.schedule == "zb-h1" else 2  # forward, backward, gradients of weights
-        starts_s = rank.start_s * max(rank.sections / ranks, least * strategy.chunks)
+        starts_s = self.ranks.budget(strategy.tiles).start_s * max(rank.sections / ranks, least * strategy.chunks)
         host_s = (starts_s + rank.sent_s) * passes
         sync_s, moved = 0.0, Traffic()
         if strategy.copies > 1:

@@ -157,7 +157,7 @@ def _by_operator(step: RankAlone, messages_s: Sequence[float]) -> list[float]:
     ranges = stage_ranges(work, [section.nodes[1] for section in step.model])
     for (start, stop), section, more_s in zip(ranges, step.model, messages_s, strict=True):
         weights = [alone_s(stage, work, step.budget) for stage in work.stages[start:stop]]
-        whole = section.price.predicted_s + step.start_s + more_s
+        whole = section.price.predicted_s + step.budget.start_s + more_s
         found += [whole * weight / (sum(weights) or 1.0) for weight in weights]
     return found
 
@@ -277,7 +277,6 @@ class OneRank:
     sections: int
     groups: int
     numel: int
-    start_s: float
     sent_s: float
     update_s: float
     spread_s: float
@@ -361,7 +360,6 @@ class Ranks:
             sections=len(sections),
             groups=len(program.groups),
             numel=sum(numel_of(program).values()),
-            start_s=step.start_s,
             sent_s=step.sent_s,
             update_s=sum(section.price.predicted_s for section in step.update),
             spread_s=slowest_s_of(step, 2),
