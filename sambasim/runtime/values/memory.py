@@ -212,11 +212,6 @@ def byte_array(tensor: Tensor) -> ByteArray:
     return array
 
 
-def over(tensor_of: TensorOf, own: Tensors) -> TensorOf:
-    """`own` where it has the name, else `tensor_of`."""
-    return lambda name: own[name] if name in own else tensor_of(name)
-
-
 class DeviceMemory:
     """Typed views of the device memory of one rank; none copies. `shared`, if given, holds parameters and constants at
     the same offsets: the storage of another replica of the node."""
@@ -254,7 +249,7 @@ class DeviceMemory:
             own[name] = torch.zeros(type_.shape, dtype=getattr(torch, type_.dtype))
             if name in weights:
                 own[name].copy_(weights[name])
-        return over(self.tensor, own)
+        return lambda name: own[name] if name in own else self.tensor(name)
 
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
