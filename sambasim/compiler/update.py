@@ -141,7 +141,7 @@ class AttachOptimizers:
                 average = f"{name}${AVERAGE}"
                 symbols[average] = Symbol(average, SymbolKind.BUFFER, type_, cuts=buffer.cuts)
         arguments, operands = self._arguments(optimizers), None
-        if has_replicas := any(axis.name == DATA_PARALLEL for axis in program.mesh):
+        if any(axis.name == DATA_PARALLEL for axis in program.mesh):
             groups, operands = _with_wrappers(groups, symbols)
             arguments += _OF_REPLICAS
         return replace(
@@ -149,7 +149,7 @@ class AttachOptimizers:
             symbols=symbols,
             optimizers=tuple(optimizers),
             groups=groups,
-            training=self._with_update(groups, program, moves, has_replicas=has_replicas),
+            training=self._with_update(groups, program, moves),
             reduce_buffer=operands,
             runtime_arguments=(*program.runtime_arguments, *arguments),
         )
@@ -177,9 +177,7 @@ class AttachOptimizers:
             arguments.append(RuntimeArgument(LOSS_SCALE, 1.0, "by which the loss is multiplied before the backward"))
         return arguments
 
-    def _with_update(
-        self, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move], *, has_replicas: bool
-    ) -> Graph:
+    def _with_update(self, groups: tuple[ParameterGroup, ...], program: Program, moves: Mapping[str, Move]) -> Graph:
         """The training step with an OPT section for each group, behind a GRADNORM section if gradients are clipped
         or may overflow. Replicas reduce-scatter gradients before it and all-gather parameters behind it. First of all,
         gradients of `moves` are copied to the rank that updates them; last, the parameters are copied back."""
@@ -188,8 +186,8 @@ class AttachOptimizers:
 
         def of_replicas(kind: SectionKind, verb: str, operator: str, *how: tuple[str, Argument]) -> _Part:
             name, along = f"{prefix}__{verb}", (("axis", DATA_PARALLEL), *how)
-            nodes = (Node(f"{name}_{group.name}", operator, (group.name,), along) for group in groups)
-            return _part(kind, name, [*nodes] if has_replicas else [])
+            synced = (group.name for group in groups if group.wrapper is not None)
+            return _part(kind, name, [Node(f"{name}_{group}", operator, (group,), along) for group in synced])
 
         parts: list[_Part] = [(section, step.section_nodes(section)) for section in step.sections]
         parts.append(_part(SectionKind.REDUCE, f"{prefix}__copy_gradients", there))
