@@ -22,7 +22,6 @@ from sambasim.report.devices import Placed, row_record, validation
 from sambasim.report.tables import Row as Record
 from sambasim.simulation.advice import what_fits
 from sambasim.simulation.prediction import Prediction, predict
-from sambasim.simulation.step import has_several_ranks
 from sambasim.simulation.sync import SyncPath
 
 OnPhase: TypeAlias = Callable[[str], None]
@@ -105,8 +104,8 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
     device = device or load_device(subject.arch)
     cluster = cluster or load_cluster(device.cluster)
     for _, program in subject.programs:
-        if one_device and has_several_ranks(program):
-            mesh = copy_mesh(program.mesh)
+        mesh = copy_mesh(program.mesh)
+        if one_device and mesh.world_size > 1:
             ranks = f"a replica of {program.name} has {mesh.world_size} ranks ({mesh})"
             remedy = f"sambasim simulate {shlex.quote(name)} predicts all of its ranks"
             raise OptionError(f"this is a prediction for one device, and {ranks}", remedy=remedy)

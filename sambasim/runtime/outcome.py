@@ -32,7 +32,7 @@ from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.values.memory import State, byte_array, joined, state_dict, state_of
 from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.prediction import backing_of
-from sambasim.simulation.step import PredictedStep, has_several_ranks, step_of
+from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes
 
@@ -51,7 +51,7 @@ def predicted(
 
 
 def predicted_record(step: PredictedStep, inventory: Inventory) -> PredictedRecord:
-    ranks, several = step.placement.replicas, has_several_ranks(step.program)
+    ranks, several = step.placement.replicas, copy_mesh(step.program.mesh).world_size > 1
     backed_by = backing_of(inventory.device, ranks)
     by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}
     return PredictedRecord(

@@ -8,7 +8,7 @@ from functools import cached_property
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Section, SectionKind
-from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, copy_mesh, mesh_of
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, Mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
@@ -107,11 +107,6 @@ def _rank_step(alone: RankAlone, placement: Placement, path: SyncPath, mesh: Mes
         sent_s = alone.sent_s / forwards if kind is ActionKind.FORWARD else 0.0
         costs[kind, stage] = Cost(device_s, (stop - start) * alone.budget.start_s + sent_s, messages)
     return RankStep(alone, costs, synced, copies_of(program, placement, mesh, rank))
-
-
-def has_several_ranks(program: Program) -> bool:
-    """Whether one copy of the model has several ranks; chips that share a batch have whole copies."""
-    return copy_mesh(program.mesh).world_size > 1
 
 
 @dataclass(frozen=True)
