@@ -65,7 +65,7 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     library = tree_mean_build(dtype) if steps and dtype in _REALS else None
     if not isinstance(library, ctypes.CDLL):
         return None
-    integer, real, function = ctypes.c_int32, _REALS[dtype][1], library.tree_mean
+    pointer, integer, real, function = ctypes.c_void_p, ctypes.c_int32, _REALS[dtype][1], library.tree_mean
     function.restype = None
     # For each step, where its summands and its sum are: operands count from 0 up, sums from -1 down.
     where: dict[int, int] = {}
@@ -78,20 +78,14 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
 
     def bound(operands: Sequence[Tensor], out: Tensor, divides: bool, number: float, near: bool) -> Sum:
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
-        addresses = (ctypes.c_void_p * len(operands))(*[operand.data_ptr() for operand in operands])
-        added = _Pointer(places), integer(len(steps)), integer(near), _Pointer(sums)
-        result = _Pointer(out, *operands), ctypes.c_int64(out.numel()), integer(divides), real(number)
-        return partial(function, addresses, *added, *result)
+        addresses = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
+        added = pointer(places.data_ptr()), integer(len(steps)), integer(near), pointer(sums.data_ptr())
+        result = pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(divides), real(number)
+        add_up = partial(function, addresses, *added, *result)
+        vars(add_up)["tensors"] = (places, sums, out, *operands)  # which it keeps alive
+        return add_up
 
     return bound
-
-
-class _Pointer(ctypes.c_void_p):
-    """The address of `tensor`, which keeps it and `others` alive."""
-
-    def __init__(self, tensor: Tensor, *others: Tensor) -> None:
-        super().__init__(tensor.data_ptr())
-        self.tensors = (tensor, *others)
 
 
 def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
