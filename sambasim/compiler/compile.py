@@ -198,7 +198,7 @@ def assemble(
     how = {"model": options.model.model_dump(mode="json"), **how}
     arguments = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
     defaults = options.model_copy(update={"arguments": arguments}).training_defaults()
-    document = document_of(program, facts, options.data_source(), how, defaults)
+    document = document_of(program, facts, options.data.model_dump(mode="json"), how, defaults)
     first = {average: built.weights[name] for name, average in program.buffer_averages.items()}
     first = {name: tensor.to(getattr(torch, program.symbols[name].type.dtype)) for name, tensor in first.items()}
     written = write(path or options.pef_path, document, {**built.weights, **first})

@@ -178,9 +178,6 @@ class CompileOptions(Sections, ParallelOptions, BuildOptions):
         dumped = self.model_dump(mode="json", include={*Sections.model_fields} - {"data"})
         return dumped | ({"loss": None, "optimizer": None, "ema": None} if self.inference else {})
 
-    def data_source(self) -> dict[str, JsonValue]:
-        return self.data.model_dump(mode="json")
-
 
 def compile_options(
     config: Path | None, target: str | None, overrides: Sequence[str], flags: Mapping[str, object]

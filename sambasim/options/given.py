@@ -140,6 +140,17 @@ def leaves(table: Mapping[str, object]) -> dict[str, object]:
     return {".".join(path): value for path, value in leaf_paths(table)}
 
 
+def changed_values(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[str, str]]:
+    """The values that differ, as text, before and now, by dotted name."""
+    old, new = leaves(before), leaves(now)
+
+    def shown(value: object) -> str:
+        return "none" if value is None else show(value)
+
+    names = (name for name in old | new if old.get(name) != new.get(name))
+    return {name: (shown(old.get(name)), shown(new.get(name))) for name in names}
+
+
 def changes_of(given: Iterable[Given]) -> dict[str, object]:
     """What is given, by dotted name."""
     return {name: leaf for entry in given for name, leaf in leaves({entry.name: entry.value}).items()}

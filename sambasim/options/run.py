@@ -19,7 +19,7 @@ from sambasim.options.fields import (
     CheckpointFields,
     RunFields,
 )
-from sambasim.options.given import as_table, assign, given_flags, leaf_paths, leaves
+from sambasim.options.given import as_table, assign, changed_values, given_flags, leaf_paths, leaves
 from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
 from sambasim.options.problem import Given, Problem, broken, one_of, refusal, show
 from sambasim.options.training import OptimizerOptions, Sections, unreplaced
@@ -188,11 +188,9 @@ def resolve_run(
         problems.append(Problem("save_ema", "needs a PEF with averages", remedy))
     if problems:
         raise refusal(problems)
-    was, now = leaves(before), leaves(merged.model_dump(mode="json"))
-    new = {name: value for name, value in now.items() if value not in (None, {}) and value != was.get(name)}
-    compiled = {name: "none" if was.get(name) is None else show(was[name]) for name in new}
-    changed = tuple(f"{name} = {show(value)} (compiled: {compiled[name]})" for name, value in new.items())
-    return ResolvedRun.model_construct(**dict(merged), changed=changed)
+    values = changed_values(before, merged.model_dump(mode="json")).items()
+    changed = [f"{name} = {now} (compiled: {was})" for name, (was, now) in values if now not in ("none", "{}")]
+    return ResolvedRun.model_construct(**dict(merged), changed=tuple(changed))
 
 
 def _merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:

@@ -27,7 +27,7 @@ def _resolved(*typed: str) -> ResolvedRun:
     params = run_command.make_context("run", [*typed]).params
     flags = {name: value for name, value in params.items() if name in RUN_FLAGS}
     chosen = run_options(flags, given_overrides(params["overrides"]))
-    return resolve_run(chosen, OPTIONS.training_defaults(), OPTIONS.data_source())
+    return resolve_run(chosen, OPTIONS.training_defaults(), OPTIONS.data.model_dump(mode="json"))
 
 
 def help_of(*command: str) -> str:

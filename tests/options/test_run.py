@@ -19,7 +19,7 @@ _SERVER = {"host_sync": "parameter-server", "parameter_servers": 1}
 def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Sequence[str] = ()) -> ResolvedRun:
     """A run of the quick start, compiled with `compiled`, through JSON as a PEF carries it."""
     made = compile_options(None, None, compiled, {})
-    training, data = json.loads(json.dumps([made.training_defaults(), made.data_source()]))
+    training, data = json.loads(json.dumps([made.training_defaults(), made.data.model_dump(mode="json")]))
     options = run_options({"pef": "digits", **flags}, given_overrides(overrides))
     return resolve_run(options, training, data, states=[(), ()])
 
@@ -27,7 +27,7 @@ def run(flags: Mapping[str, object], overrides: Sequence[str] = (), compiled: Se
 def test_without_overrides_all_is_as_compiled() -> None:
     compiled = compile_options(None, None, [], {})
     assert run({}).changed == ()
-    assert run({}).tables == {"data": compiled.data_source(), **compiled.training_defaults()}
+    assert run({}).tables == {"data": compiled.data.model_dump(mode="json"), **compiled.training_defaults()}
 
 
 def test_hyperparameters_schedule_and_loader_may_change() -> None:

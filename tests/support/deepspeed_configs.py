@@ -150,7 +150,7 @@ def run(
     file = folder / "run.json"
     file.write_text(json.dumps(text))
     training, data, how = json.loads(
-        json.dumps([options.training_defaults(), options.data_source(), options.model_dump(mode="json")])
+        json.dumps([options.training_defaults(), options.data.model_dump(mode="json"), options.model_dump(mode="json")])
     )
     chosen = run_options({"pef": "digits", "deepspeed": file}, given_overrides(overrides or []))
     chosen, mapped = with_deepspeed(chosen, training, how, replicas)

@@ -1,7 +1,7 @@
 """Which checkpoint a run resumes from, and what differs between the two, and may change bits."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -11,8 +11,7 @@ from pydantic import JsonValue
 from sambasim.errors import CheckpointError, OptionError, SambasimError
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import ParallelOptions
-from sambasim.options.given import as_table, leaves
-from sambasim.options.problem import show
+from sambasim.options.given import as_table, changed_values, leaves
 from sambasim.options.run import CheckpointOptions
 from sambasim.options.schedules import WITH_END
 from sambasim.options.training import TrainingOptions
@@ -74,7 +73,7 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
             what = f"the checkpoint names the PEF {now.pef.name}, but does not hold the tensors of that PEF"
             raise CheckpointError(what, where=where, remedy="use another checkpoint")
         return []
-    compiled = _differing(saved.pef.compile_options, now.pef.compile_options)
+    compiled = changed_values(saved.pef.compile_options, now.pef.compile_options)
     compiled.pop("pef_name", None)
     is_near = compiled or saved.tensors.keys() != now.tensors.keys()  # which are those of optimizers
     if is_near and _is_same_model(saved, now) and all(name.split(".")[0] in _OF_MESH for name in compiled):
@@ -82,8 +81,8 @@ def check_pef(saved: Manifest, now: Manifest, pef: Path, where: str) -> list[Cha
         changed = [Change(name, *values, _alters_bits(name, saved, now)) for name, values in compiled.items()]
         return [*changed, *_changed([("optimizer states", *counts)])]
     named: list[dict[str, JsonValue]] = [{"name": of.pef.name, "batch size": of.pef.batch_size} for of in (saved, now)]
-    differing = _differing(*named) | compiled
-    reasons = [f"{name}: {before} → {after}" for name, (before, after) in differing.items()]
+    others = changed_values(*named) | compiled
+    reasons = [f"{name}: {before} → {after}" for name, (before, after) in others.items()]
     if not reasons:
         training = (
             change
@@ -139,17 +138,6 @@ def _samples(manifest: Manifest) -> int:
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
-def _differing(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue]) -> dict[str, tuple[str, str]]:
-    """The options with other values, as text, before and now."""
-    old, new = leaves(before), leaves(now)
-
-    def shown(value: object) -> str:
-        return "none" if value is None else show(value)
-
-    names = (name for name in old | new if old.get(name) != new.get(name))
-    return {name: (shown(old.get(name)), shown(new.get(name))) for name in names}
-
-
 def check_epoch(saved: Manifest, now: Manifest, differing: list[Change], where: str) -> None:
     """Raises OptionError if a change affects which samples are left of the epoch of `saved`."""
     before, after = (PurePath(str(leaves(manifest.options).get("data.source"))) for manifest in (saved, now))
@@ -199,7 +187,7 @@ def _options(saved: Manifest, now: Manifest) -> Iterator[Change]:
     ends = after.get("training.schedule.name") in WITH_END and after.get("training.schedule.total_steps") is None
     moving = (name for name, value in after.items() if name.endswith(".schedule") and value in ("progress", *WITH_END))
     ends |= any(after[f"{name.removesuffix('schedule')}steps"] is None for name in moving)  # of arguments
-    for name, values in _differing(saved.options, now.options).items():
+    for name, values in changed_values(saved.options, now.options).items():
         is_harmless = name in _WITHOUT_EFFECT or name.startswith("evaluation.") or (name in _LENGTH and not ends)
         yield Change(name, *values, alters_bits=not is_harmless and _alters_bits(name, saved, now))
 
