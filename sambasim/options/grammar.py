@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -46,15 +46,18 @@ def target_problems(target: str) -> Iterator[Problem]:
     yield Problem("", "must be package.module:name or path/file.py:name", remedy, target)
 
 
+def _problems_among(known: Collection[str], name: str, others: Iterable[str] = ()) -> Iterator[Problem]:
+    if ":" in name:
+        yield from target_problems(name)
+    elif name not in known:
+        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), known)
+        yield Problem("", f"must be {one_of([*known, 'module:function', *others])}", remedy, name)
+
+
 def _source_problems(source: str) -> Iterator[Problem]:
-    names = [*BUILTIN_SOURCES, SYNTHETIC]
-    if source in names or source.endswith(DATA_SUFFIXES):
-        return
-    if ":" in source:
-        yield from target_problems(source)
-    else:
-        choices = [*names, "module:function", *(f"FILE{suffix}" for suffix in DATA_SUFFIXES)]
-        yield Problem("", f"must be {one_of(choices)}", suggested(source, names), source)
+    if not source.endswith(DATA_SUFFIXES):
+        files = (f"FILE{suffix}" for suffix in DATA_SUFFIXES)
+        yield from _problems_among((*BUILTIN_SOURCES, SYNTHETIC), source, files)
 
 
 Target = Annotated[str, checked(target_problems)]
@@ -76,14 +79,6 @@ def ignored_class(args: Mapping[str, object]) -> int:
     """The class index that a loss with these arguments leaves out: -100 by default, as in torch."""
     given = args.get("ignore_index")
     return given if isinstance(given, int) else -100
-
-
-def _problems_among(known: Collection[str], name: str) -> Iterator[Problem]:
-    if ":" in name:
-        yield from target_problems(name)
-    elif name not in known:
-        remedy = suggested(name.removesuffix("_loss").removesuffix("loss"), known)
-        yield Problem("", f"must be {one_of([*known, 'module:function'])}", remedy, name)
 
 
 METRICS: Mapping[str, Literal["max", "min"]] = {
