@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import torch
@@ -20,7 +21,7 @@ from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError
 from sambasim.options.compile import CompileOptions
 from sambasim.pef.digests import code_digest
-from sambasim.samba.inputs import losses_of
+from sambasim.samba.inputs import losses_among, named_loss
 from sambasim.whose_code import is_ours, is_users_file
 
 _MOST_BYTES = 256 << 20
@@ -39,7 +40,7 @@ class Request:
 
     @property
     def losses(self) -> Losses:
-        return losses_of(self.model, self.loss_indices)
+        return partial(losses_among, given=self.loss_indices, named=named_loss(self.model))
 
 
 def fingerprint(asked: Request) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data.distributed import DistributedSampler
 
-from sambasim.compiler.capture.step import Example, Fixed, Losses, by_place
+from sambasim.compiler.capture.step import Example, Fixed, by_place
 from sambasim.data.batches import each_value, flat, same
 from sambasim.errors import DataError, ModelError, one_line
 from sambasim.ir.program import Program
@@ -267,11 +267,6 @@ def install_sampler_of_one_replica() -> None:
         make(sampler, dataset, num_replicas, 0 if rank is None and num_replicas == 1 else rank, *rest, **more)
 
     DistributedSampler.__init__ = made  # type: ignore[method-assign, assignment]  # replaced on purpose
-
-
-def losses_of(model: nn.Module, given: tuple[int, ...] = ()) -> Losses:
-    """The losses among the outputs of `model`, those at `given` if there are any."""
-    return partial(losses_among, given=given, named=named_loss(model))
 
 
 def losses_among(outputs: Sequence[Tensor], given: tuple[int, ...], named: tuple[int, int] | None) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """What a step returns and differentiates, and one call of the model by PyTorch itself."""
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from sambasim.compiler.capture.step import Example, TrainingStep, eagerly
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import compile_options
-from sambasim.samba.inputs import losses_among, losses_of, named_loss
+from sambasim.samba.inputs import losses_among, named_loss
 from tests.support.compiled import compile_from_options, compile_net
 
 
@@ -102,7 +102,8 @@ def test_the_output_that_a_step_differentiates(
 ) -> None:
     model = kind()
     assert named_loss(model) == by_name
-    step = TrainingStep(model, Example({"x": torch.ones(1, 4)}), None, losses_of(model))
+    losses = partial(losses_among, given=(), named=by_name)
+    step = TrainingStep(model, Example({"x": torch.ones(1, 4)}), None, losses)
     for batch_size in (1, 3):
         outputs = step(torch.ones(batch_size, 4))
         assert [index for index, one in enumerate(outputs) if one.requires_grad] == [start]

@@ -2,6 +2,7 @@
 
 from collections.abc import Set
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sambasim.runtime.run.setup import Engine, Team
 from sambasim.runtime.run.stepwise import STEP, StepwiseReplica
 from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.watch import observer
-from sambasim.samba.inputs import losses_of
+from sambasim.samba.inputs import losses_among, named_loss
 from tests.pef.samples import sample_program
 from tests.support.compiled import Made, compile_model, net_options
 
@@ -51,7 +52,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     others = frozenset(name for name, _ in net.named_parameters()) - second
     options = net_options(tmp_path_factory.mktemp("out"), optimizer={"name": "adam"}, training={"batch_size": 6})
     updates = [Update("adam", ADAM, others), Update("sgd", SGD, second)]
-    return compile_model(net, Example(batch(0)), options, updates=updates, losses=losses_of(net)).path
+    losses = partial(losses_among, given=(), named=named_loss(net))
+    return compile_model(net, Example(batch(0)), options, updates=updates, losses=losses).path
 
 
 def batch(number: int) -> dict[str, Tensor]:
