@@ -183,8 +183,4 @@ def operator(name: str) -> Callable[..., Any]:
     return operators()[name]
 
 
-__getattr__ = operator  # apps also use them as `samba.functional.relu`
-
-
-def __dir__() -> list[str]:
-    return [*__all__, *operators()]
+__getattr__, __dir__ = operator, operators  # apps also use them as `samba.functional.relu`

@@ -59,5 +59,4 @@ def _copied(parameter: torch.nn.Parameter, memo: dict[int, Any]) -> torch.nn.Par
 torch.nn.Parameter.__deepcopy__ = _copied  # type: ignore[assignment, method-assign]  # copies keep attributes
 
 
-def __dir__() -> list[str]:
-    return ["SambaParameter", *vars(torch.nn)]
+__dir__ = vars(torch.nn).keys

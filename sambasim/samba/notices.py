@@ -9,6 +9,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.errors import UserError
+from sambasim.options.problem import suggested
 from sambasim.samba.process import app_error, app_line, current, print_notice
 
 __all__ = [
@@ -169,8 +170,7 @@ def _drop_unknown(called: str, keywords: dict[str, object], known: Collection[st
 
 def nearest(name: str, known: Collection[str]) -> str:
     """A remedy for a wrong `name`: the nearest of the `known` names, or all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+    return suggested(name, known) or f"it takes {', '.join(known)}"
 
 
 def _nearly(name: str, known: Collection[str]) -> list[str]:
