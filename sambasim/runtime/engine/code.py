@@ -16,6 +16,7 @@ is a generator where it must wait for another rank of this process.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from time import perf_counter
 from types import FunctionType
@@ -39,11 +40,6 @@ from sambasim.ir.types import Symbol
 from sambasim.runtime.engine.instructions import Instruction, Operand, Registers, Unit, registers_in
 from sambasim.runtime.transports.communication import Communication
 from sambasim.runtime.values.operators import wrong_number
-
-
-class Misfit(Exception):
-    """An operator did not return the tensors that its node states."""
-
 
 _REPORT = re.compile(r"[,.]? ?please report a bug to PyTorch\.?", re.IGNORECASE)
 
@@ -119,8 +115,6 @@ class Code:
         if instruction is None:
             return
         node = instruction.node
-        if isinstance(error, Misfit):
-            raise wrong_number(node) from error
         if node.operator.startswith(("comm.", "opt.")) and not isinstance(error, MemoryError):
             return  # its operands are ours: values of the inputs are not to blame
         raise operator_error(node, error, held()) from error
@@ -146,7 +140,7 @@ class _Writer:
     under way at a time, so that ranks can meet in their order."""
 
     def __init__(self, waited_s: dict[str, float], store: str) -> None:
-        self.names: dict[str, Any] = {"unpack": _unpack, "clock": perf_counter, "waited": waited_s}
+        self.names: dict[str, Any] = {"clock": perf_counter, "waited": waited_s}
         self._store = store
         self._lines = ["def run(r, ended):"]
         self._instructions: list[Instruction | None] = [None, None]  # by line, from 1
@@ -217,8 +211,8 @@ class _Writer:
         call = f"f{number}({operands})"
         statements = [call]
         if results and (len(results) != instruction.returned or (stores and len(results) > 1)):
-            self.names[f"t{number}"], self.names[f"s{number}"] = results, [register for register, _ in stores]
-            statements = [f"unpack({call}, t{number}, r, s{number})"]
+            self.names[f"t{number}"] = partial(_unpack, instruction.node, results, [register for register, _ in stores])
+            statements = [f"t{number}({call}, r)"]
         elif any(register is not None for register in results):
             targets = ("_" if register is None else f"r[{register}]" for register in results)
             statements = [f"{', '.join(targets)} = {call}"]
@@ -239,14 +233,16 @@ def _freed(registers: Iterable[int]) -> list[str]:
     return [f"{' = '.join(names)} = None"] if names else []
 
 
-def _unpack(value: object, results: Sequence[int | None], registers: Registers, stored: Sequence[int]) -> None:
-    """Put the members of `value` into their registers. Raises Misfit for another number of them, and where a gradient
+def _unpack(
+    node: Node, results: Sequence[int | None], stored: Sequence[int], value: object, registers: Registers
+) -> None:
+    """Put the members of `value` into their registers. Raises PefError for another number of them, and where a gradient
     to be stored is no tensor: a masked result is None."""
     if not isinstance(value, (tuple, list)) or len(value) != len(results):
-        raise Misfit
+        raise wrong_number(node)
     for number, tensor in zip(results, value, strict=True):
         if number is not None:
             registers[number] = tensor
     for number in stored:
         if not isinstance(registers[number], Tensor):
-            raise Misfit
+            raise wrong_number(node)
