@@ -1,7 +1,7 @@
 """The ranks of an app: how they are connected, and what an error that escapes the script prints and does.
 
     what escaped          what is printed                                      exit code
-    an error of sambasim  `error[code]: ...`, and the script's line            that of its family
+    an error of sambasim  `error[code]: ...`, and the user's line              that of its family
     errors in `_ERRORS`   the same                                             2
     KeyboardInterrupt     `interrupted`                                        130
     SystemExit            what Python prints                                   what the script chose
@@ -186,9 +186,7 @@ def _report(error: BaseException, script: Path | None, reporter: str = "") -> No
     sys.stdout.flush()  # so that what the script printed comes first
     if isinstance(error, SambasimError):
         if error.where is None and script is not None and not isinstance(error, OptionError | LaunchError):
-            frames = traceback.walk_tb(error.__traceback__)
-            lines = [line for frame, line in frames if Path(frame.f_code.co_filename) == script]
-            error.where = f"{script}:{lines[-1]}" if lines else None
+            error.where = user_line(error)
         say(f"error[{error.code}]{reporter}: {error}", sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         print(f"interrupted{reporter}", file=sys.stderr)

@@ -97,10 +97,14 @@ def test_a_script_sees_what_python_shows_it(run: Run, way: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("ending", "code", "stdout", "stderr"),
     [
-        ("ours", 2, "", "error[data]: no data\n  where: {script}:8\n  try:   get some\n"),
+        (
+            "ours", 2, "",
+            'error[data]: no data\n  where: {script}:8: raise DataError("no data", remedy="get some")\n'
+            "  try:   get some\n",
+        ),
         (
             "absent", 2, "",
-            "error[absent]: sambasim has no sambaflow.nothing\n  where: {script}:17\n"
+            "error[absent]: sambasim has no sambaflow.nothing\n  where: {script}:17: import sambaflow.nothing\n"
             "  try:   what sambaflow has: __version__, is_demo, logging, mac, samba, sambacollections\n",
         ),
         ("first", 2, "", GROUP),
