@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,8 +63,7 @@ def compile_command(
 
     with phases(quiet=as_json) as on_phase:
         compiled = compile_named(options, on_phase)
-    done = replace(compiled, notices=(*compiled.notices, *options.notes))
-    shared.answer(as_json, lambda: compilation_json(done), lambda: compilation_report(done, details=verbose))
+    shared.answer(as_json, lambda: compilation_json(compiled), lambda: compilation_report(compiled, details=verbose))
 
 
 _FIRST_OF_RUN = ("--pef", "--reduce-on-rdu", "--epochs", "--lr", "--save", "--metrics")

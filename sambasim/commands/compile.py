@@ -86,7 +86,7 @@ def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: Non
     """Compile what `options` name, and compare it with its model. Raises as `compile_proved`."""
     model, example, source, notices = named_in(options, on_phase)
     compiled = compile_lengths(LiveModel(model, example), options, on_phase, source)
-    return replace(compiled, notices=(*notices, *compiled.notices))
+    return replace(compiled, notices=(*notices, *compiled.notices, *options.notes))
 
 
 def compile_lengths(

@@ -224,8 +224,8 @@ def _built(
         others = assign(tables, given)
         size = as_table(others.get("parallel")).get("world_size", 1)
         world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
-        mapped = deepspeed_options(Path(str(file)), others, given, world)
-        given, notes = [*mapped.given, *given], mapped.notes
+        by_file, notes = deepspeed_options(Path(str(file)), others, given, world)
+        given = [*by_file, *given]
     tables = unreplaced(tables, changes_of(given))
     return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes
 

@@ -38,23 +38,16 @@ class World(NamedTuple):
     compiled: int | None = None
 
 
-class Mapped(NamedTuple):
-    """What a file sets, in order, and notes on what it cannot set."""
-
-    given: list[Given]
-    notes: list[str]
-
-
 def deepspeed_options(
     path: Path,
     others: Mapping[str, object],
     typed: Sequence[Given],
     world: World,
     compiled: Mapping[str, object] | None = None,
-) -> Mapped:
-    """The options that the file at `path` sets. `others`: the tables of options without it, which fill in `auto`;
-    `typed`: those of them that override it; `compiled`: those in the PEF of a run, which sets only what a run may set.
-    Raises OptionError for all that is wrong, or compiled otherwise."""
+) -> tuple[list[Given], list[str]]:
+    """The options that the file at `path` sets, in order, and notes on what it cannot set. `others`: the tables of
+    options without it, which fill in `auto`; `typed`: those of them that override it; `compiled`: those in the PEF of a
+    run, which sets only what a run may set. Raises OptionError for all that is wrong, or compiled otherwise."""
     reading = _Reading(path, others, {entry.name: entry for entry in typed})
     for read in (reading.precision, reading.optimizer, reading.scheduler, reading.clipping, reading.zero):
         read()
@@ -70,7 +63,7 @@ def deepspeed_options(
     given = reading.given
     if compiled is not None:
         given = {name: entry for name, entry in given.items() if name not in _FIXED and entry.value is not None}
-    return Mapped([*given.values()], reading.notes)
+    return [*given.values()], reading.notes
 
 
 def _compiled_otherwise(given: Mapping[str, Given], stored: Mapping[str, object]) -> Iterator[Problem]:

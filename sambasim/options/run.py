@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from sambasim.errors import OptionError, PefError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Options, build, dotted_names
-from sambasim.options.deepspeed import Mapped, World, deepspeed_options
+from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.fields import (
     DEFAULT_EVERY,
     DEFAULT_KEEP,
@@ -146,18 +146,18 @@ class ResolvedRun(Sections):
 
 def with_deepspeed(
     options: RunOptions, training_defaults: Mapping[str, object], compiled: Mapping[str, object], replicas: int
-) -> tuple[RunOptions, Mapped]:
-    """`options` with what their DeepSpeed config, if there is one, changes of a PEF, below what was typed. `compiled`:
-    its compile options. Raises OptionError, which lists all that is compiled otherwise."""
+) -> tuple[RunOptions, list[Given], list[str]]:
+    """`options` with what their DeepSpeed config, if there is one, changes of a PEF, below what was typed; that alone,
+    and notes. `compiled`: its compile options. Raises OptionError, which lists all that is compiled otherwise."""
     if options.deepspeed is None:
-        return options, Mapped([], [])
+        return options, [], []
     stored = {**training_defaults, "compile": compiled, "parallel": compiled}
     starts = "mpirun -np" if options.emulate_replicas is None else "--emulate-replicas"
     batch_size = as_table(training_defaults.get("training")).get("batch_size")
     world = World(replicas, counted(replicas, "replica"), starts, batch_size if isinstance(batch_size, int) else None)
     typed = [Given(path, value, "a flag, or --set") for path, value in leaf_paths(options.overrides)]
-    mapped = deepspeed_options(options.deepspeed, assign(stored, typed), typed, world, stored)
-    return options.model_copy(update={"overrides": assign({}, [*mapped.given, *typed])}), mapped
+    given, notes = deepspeed_options(options.deepspeed, assign(stored, typed), typed, world, stored)
+    return options.model_copy(update={"overrides": assign({}, [*given, *typed])}), given, notes
 
 
 def resolve_run(

@@ -153,5 +153,5 @@ def run(
         json.dumps([options.training_defaults(), options.data.model_dump(mode="json"), options.model_dump(mode="json")])
     )
     chosen = run_options({"pef": "digits", "deepspeed": file}, given_overrides(overrides or []))
-    chosen, mapped = with_deepspeed(chosen, training, how, replicas)
-    return resolve_run(chosen, training, data, mapped.given)
+    chosen, given, _ = with_deepspeed(chosen, training, how, replicas)
+    return resolve_run(chosen, training, data, given)

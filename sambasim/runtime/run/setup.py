@@ -115,9 +115,10 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
     roles = roles_of(communicator.world_size, options.parameter_servers or 0)
     mesh = mesh_of(program.mesh, len(roles.workers) * count)
     shards = mesh.size(DATA_PARALLEL)
-    options, by_file = with_deepspeed(options, document.training_defaults, compiled, shards // program.chips)
+    replicas = shards // program.chips
+    options, given, notes = with_deepspeed(options, document.training_defaults, compiled, replicas)
     states = [optimizer.states for optimizer in program.optimizers]
-    resolved = resolve_run(options, document.training_defaults, document.data_source, by_file.given, states)
+    resolved = resolve_run(options, document.training_defaults, document.data_source, given, states)
     check_trusted(path, document, options, communicator)
     if resolved.optimizer is None:
         raise InternalError("a training job without an optimizer")
@@ -146,7 +147,7 @@ def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup
         arguments=arguments,
         threads=threads,
         cpus=sorted({kind for kind, _ in machines}),
-        notes=(*by_file.notes, *([f"{ranks_here} ranks share {counted(cores, 'core')}"] if ranks_here > cores else ())),
+        notes=(*notes, *([f"{ranks_here} ranks share {counted(cores, 'core')}"] if ranks_here > cores else ())),
     )
 
 
