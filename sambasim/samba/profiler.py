@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from sambasim.errors import OptionError
+from sambasim.errors import OptionError, failing_with
 from sambasim.samba.checks.job import Job
 from sambasim.samba.notices import checks_keywords
 from sambasim.samba.process import app_error, app_line, current
@@ -67,17 +67,13 @@ class Profiler:
 
     def _write(self, path: Path, first: int) -> None:
         """Takes as long as there are new events, however many there were before; a new file starts with the `first`."""
-        known = self._written.get(path)
-        watched = current().part(Job)
-        if known is None and watched is not None and (line := app_line()) is not None:
+        known, watched, line = self._written.get(path), current().part(Job), app_line()
+        if known is None and watched is not None and line is not None:
             watched.files.note(str(path), line)
         lines = (f"{json.dumps(asdict(event))}\n" for event in self.events[first if known is None else known :])
-        try:
-            with path.open("w" if known is None else "a", encoding="utf-8") as file:
-                file.writelines(lines)
-        except OSError as error:
-            what = f"the profile {path} cannot be written: {error.strerror}"
-            raise app_error(OptionError, what, "give the name of a file in a folder that exists") from error
+        what, remedy = f"the profile {path} cannot be written", "give the name of a file in a folder that exists"
+        with failing_with(OptionError, what, remedy, line), path.open("w" if known is None else "a") as file:
+            file.writelines(lines)
         self._written[path] = self._kept = len(self.events)
 
     @contextmanager
