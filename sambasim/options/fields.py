@@ -52,7 +52,7 @@ WEIGHTS_SUFFIXES = (SAVE_SUFFIX, ".pt", ".pth", ".bin", ".ckpt")
 DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
 
-TrainingFlag, RunFlag = partial(Flag, training_only=True), partial(Flag, only="run")
+TrainingFlag = partial(Flag, training_only=True)
 _OF_TORCH = "that of the optimizer in torch"
 
 OPT_LEVELS = {
@@ -76,13 +76,13 @@ class DataFields(Fields):
 
 class LossFields(Fields):
     panel = TRAINING
-    name: Annotated[LossName, Flag("--loss", only="compile", values=(*LOSS_ARGUMENTS, "module:function"))]
+    name: Annotated[LossName, Flag("--loss", values=(*LOSS_ARGUMENTS, "module:function"))]
     """Loss of outputs and target: {values}."""
 
 
 class OptimizerFields(Fields):
     panel = TRAINING
-    name: Annotated[OptimizerName, Flag("--optimizer", only="compile", values=(*OPTIMIZERS, "module:function"))]
+    name: Annotated[OptimizerName, Flag("--optimizer", compiled_in=True, values=(*OPTIMIZERS, "module:function"))]
     """Optimizer: {values}."""
     lr: Annotated[Factor | None, Flag("--lr", default=_OF_TORCH)] = None
     """Learning rate."""
@@ -90,7 +90,7 @@ class OptimizerFields(Fields):
     """Momentum of SGD."""
     weight_decay: Annotated[Factor | None, Flag("--weight-decay", default=_OF_TORCH)] = None
     """Weight decay."""
-    no_decay: Annotated[Text | None, _JOINED, Flag("--no-decay PATTERNS", only="compile")] = None
+    no_decay: Annotated[Text | None, _JOINED, Flag("--no-decay PATTERNS", compiled_in=True)] = None
     """Parameters without weight decay, by name: '*.bias,*norm*'. The config can have [[optimizer.groups]]."""
     max_grad_norm: Annotated[PositiveFactor | None, Flag("--max-grad-norm")] = None
     """Clip the norm of all gradients to this; a run needs a PEF with clipping."""
@@ -100,13 +100,13 @@ class OptimizerFields(Fields):
 
 class EmaFields(Fields):
     panel = TRAINING
-    decay: Annotated[float | None, limits(gt=0, lt=1), Flag("--ema DECAY", only="compile")] = None
+    decay: Annotated[float | None, limits(gt=0, lt=1), Flag("--ema DECAY")] = None
     """Keep an exponential moving average of the weights, for evaluations and run --save-ema."""
 
 
 class TrainingFields(Fields):
     panel = TRAINING
-    batch_size: Annotated[Count, Flag("-b --batch-size", MODEL, only="compile")] = 1
+    batch_size: Annotated[Count, Flag("-b --batch-size", MODEL, compiled_in=True)] = 1
     """Samples that one replica takes in one micro-step."""
     epochs: Annotated[Count | None, Flag("--epochs")] = None
     """Passes over the data."""
@@ -121,21 +121,21 @@ class TrainingFields(Fields):
 
 class EvaluationFields(Fields):
     panel = EVALUATION
-    enabled: Annotated[bool, RunFlag("--evaluate/--no-evaluate")] = True
+    enabled: Annotated[bool, Flag("--evaluate/--no-evaluate")] = True
     """Evaluate on the held-out samples during training, if there are any."""
-    data: Annotated[Source | None, RunFlag("--evaluation-data")] = None
+    data: Annotated[Source | None, Flag("--evaluation-data")] = None
     """Hold out this data source, of the same kinds as --data."""
-    every: Annotated[grammar.Interval, RunFlag("--evaluate-every N[steps|epochs]")] = "1epoch"
+    every: Annotated[grammar.Interval, Flag("--evaluate-every N[steps|epochs]")] = "1epoch"
     """Evaluate this often, and at the end."""
-    metrics: Annotated[grammar.Metrics, RunFlag("--evaluation-metrics NAMES", values=grammar.METRIC_NAMES)] = None
+    metrics: Annotated[grammar.Metrics, Flag("--evaluation-metrics NAMES", values=grammar.METRIC_NAMES)] = None
     """Also measure {values}, by torchmetrics; a function gets outputs and targets of all samples."""
-    keep_best: Annotated[Text | None, RunFlag("--keep-best METRIC")] = None
+    keep_best: Annotated[Text | None, Flag("--keep-best METRIC")] = None
     """Keep the weights of the best evaluation by this metric, loss or accuracy."""
-    mode: Annotated[Literal["max", "min"] | None, RunFlag("--best-mode", default="known by name")] = None
+    mode: Annotated[Literal["max", "min"] | None, Flag("--best-mode", default="known by name")] = None
     """Whether the largest value of it is the best, or the smallest."""
-    load_best: Annotated[bool, RunFlag("--load-best")] = False
+    load_best: Annotated[bool, Flag("--load-best")] = False
     """End with these weights: those that --save writes."""
-    stop_after: Annotated[Count | None, RunFlag("--stop-after N")] = None
+    stop_after: Annotated[Count | None, Flag("--stop-after N")] = None
     """End after N evaluations in a row that are not better than the best, by --keep-best or the loss."""
 
 
@@ -312,4 +312,4 @@ _OF_RUN: Mapping[str, type[Fields]] = {
     "overrides.training.schedule": ScheduleFields, "overrides.optimizer": OptimizerFields,
     "overrides.evaluation": EvaluationFields, "checkpoint": CheckpointFields,
 }  # fmt: skip
-COMPILE_FLAGS, RUN_FLAGS = flags_in(_OF_COMPILE, "compile"), flags_in(_OF_RUN, "run")
+COMPILE_FLAGS, RUN_FLAGS = flags_in(_OF_COMPILE), flags_in(_OF_RUN, of_run=True)

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from sambasim.options.problem import one_of
-
-Command: TypeAlias = Literal["compile", "run"]
 
 MODEL, DATA, TRAINING, PARALLEL = "Model and PEF", "PEF and data", "Training", "Replicas and gradient sync"
 EVALUATION = "Evaluation"
@@ -22,13 +20,13 @@ PANELS = (MODEL, DATA, TRAINING, EVALUATION, PARALLEL, DEVICE, OUTPUT, CHECKPOIN
 
 class Flag(NamedTuple):
     """How a field is given on the command line. `usage` has its names and how `--help` shows the value; `panel` is
-    that of its class by default; `only` is the one command that has it; `default` is shown as such; `bare` is the value
+    that of its class by default; one that is `compiled_in` no run has; `default` is shown as such; `bare` is the value
     of the flag without one; `choices` makes one switch for each value; `values` stand for `{values}` in the help;
     `training_only` is an error with `run --inference`."""
 
     usage: str
     panel: str | None = None
-    only: Command | None = None
+    compiled_in: bool = False
     default: str | None = None
     bare: str | None = None
     choices: Mapping[str, str] = MappingProxyType({})
@@ -71,13 +69,13 @@ class Setting(NamedTuple):
         return text.replace("{values}", one_of(self.flag.values)) if self.flag.values else text
 
 
-def flags_in(tables: Mapping[str, type[Any]], command: Command) -> dict[str, Setting]:
-    """The flags of `command` in the fields of `tables`, by keyword."""
+def flags_in(tables: Mapping[str, type[Any]], *, of_run: bool = False) -> dict[str, Setting]:
+    """The flags in the fields of `tables`, by keyword; `of_run`: without what is compiled in."""
     settings = {}
     for table, fields in tables.items():
         for name, hint in get_type_hints(fields, include_extras=True).items():
             flag = next((metadata for metadata in get_args(hint) if isinstance(metadata, Flag)), None)
-            if flag is None or flag.only not in (None, command):
+            if flag is None or (of_run and flag.compiled_in):
                 continue
             keyword = name if flag.choices else flag.names[-1].split("/")[0].strip("-").replace("-", "_")
             dotted, kind = f"{table}.{name}" if table else name, hint
