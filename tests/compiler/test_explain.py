@@ -24,10 +24,10 @@ OPERATORS = "rewrite the line with PyTorch's own operators on tensors"
 
 
 def remedies_of_the_compiler() -> Iterator[tuple[str, str]]:
-    for module in (explain, trial, state, asked_values):
-        for name, value in vars(module).items():
-            if isinstance(value, Obstacle):
-                yield name, value.rewrite
+    named = (one for module in (explain, trial, state, asked_values) for one in vars(module).values())
+    rows = (one for _, one in (*explain._ASKING, *explain._CHANGING, *explain._RAISED))
+    for obstacle in dict.fromkeys(one for one in (*named, *rows) if isinstance(one, Obstacle)):
+        yield obstacle.what, obstacle.rewrite
     yield from ((f"_REWRITES[{kind!r}]", rewrite) for kind, rewrite in explain.REWRITES.items())
     yield "_FIRST_CALL", explain.FIRST_CALL
 

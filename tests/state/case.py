@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sambasim.compiler.capture import explain
 from sambasim.runtime.machine.process import Stream, derive
 from tests.support.compiled import Made
 
@@ -34,6 +35,13 @@ HERE = "# here"
 
 Then: TypeAlias = Callable[[Any, Tensor], Tensor | None]
 """What a `Net` does with the result of its first layer; None leaves that as it is."""
+
+
+def remedy(obstacle: str) -> str:
+    """That of the compiler for the obstacle whose words begin so."""
+    rows = (*explain._ASKING, *explain._CHANGING, *explain._RAISED)
+    (found,) = {one.rewrite for _, one in rows if one is not None and one.what.startswith(obstacle)}
+    return found
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sambasim.compiler.capture import explain
-from tests.state.case import cases, given
+from tests.state.case import cases, given, remedy
 
 
 class Normed:
@@ -23,6 +23,7 @@ class Normed:
 NORM = given(norm=lambda: nn.BatchNorm1d(4))
 BUFFER_SAYS = ("the buffer rows and the buffer first are", "take the part of it")
 ARRAY_SAYS = ("the memory of the buffer n as an array of NumPy", "self.n.add_(1)")
+HOOK_SAYS = (remedy("a tensor that a hook"),)
 GRADIENT_SAYS = (explain.REWRITES["gradient"], "requires_grad")
 WEIGHT_SAYS = ("w = F.normalize(self.a.weight)", "trains other numbers")
 
@@ -36,11 +37,11 @@ case gradient_of_the_last_step: REFUSED, says=(trial._GRAD.rewrite,)
     return h if last is None else h / (1 + last.norm())
 rewrite:
     return h
-case batch_norm_in_a_checkpoint: REFUSED, NORM, says=(explain._TWICE.rewrite,), own_losses=True
+case batch_norm_in_a_checkpoint: REFUSED, NORM, says=(remedy("a buffer that is changed twice"),), own_losses=True
     return checkpoint(lambda x: net.norm(x), h, use_reentrant=False) - net.norm.running_mean  # here
 rewrite: NORM
     return net.norm(h) - net.norm.running_mean.clone()
-case norm_that_a_hook_keeps: REFUSED, given(norm=lambda: torch.ones(())), says=(explain._LATE.rewrite,), own_losses=True
+case norm_that_a_hook_keeps: REFUSED, given(norm=lambda: torch.ones(())), says=HOOK_SAYS, own_losses=True
     def hook(g):
         net.norm.mul_(0.9).add_(g.detach().norm(), alpha=0.1)  # here
         return g / net.norm
@@ -138,7 +139,7 @@ rewrite: given(steps=zero)
     return h * torch.where(net.steps < 3, 1.0, 0.5)
 
 # Weights that are trained, and changed in forward.
-case weight_clamped_in_forward: REFUSED, says=(explain._PARAMETER.rewrite,), own_losses=True
+case weight_clamped_in_forward: REFUSED, says=(remedy("a trained parameter"),), own_losses=True
     with torch.no_grad():
         net.b.weight.clamp_(-0.25, 0.25)  # here
 rewrite:

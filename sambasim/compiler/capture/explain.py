@@ -29,55 +29,6 @@ class Occurrence:
     inside: str = ""
 
 
-# fmt: off
-_BRANCH = Obstacle("a branch on the value of a tensor",
-    "compute both sides, and choose: torch.where(condition, a, b); min and max are torch.minimum(a, b), torch.clamp")
-_NUMBER = Obstacle("the value of a tensor as a Python number",
-    "keep it a tensor, which is logged as it is: leave out .item(), float(), .tolist(); where it decides, "
-    "torch.where(condition, a, b)")
-_POSITION = Obstacle("the value of a tensor as a whole number",
-    "keep it a tensor: leave out int(); where it decides, torch.where(condition, a, b); "
-    "to write at a position, a.index_copy_(0, (t + torch.arange(n)) % len(a), b)")
-_INDEX = Obstacle("an index that is the value of a tensor", "select by the tensor: a.index_select(0, t.view(1))[0]")
-_SIZE = Obstacle("a size that is the value of a tensor",
-    "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)")
-_CLASSES = Obstacle("one_hot() without a number of classes", "give it: F.one_hot(i, num_classes=…)")
-_COUNTS = Obstacle("bincount(), whose size depends on values", "count by a sum: F.one_hot(i, num_classes=…).sum(0)")
-_RATE = Obstacle("a dropout rate that is the value of a tensor", "draw it: x * (torch.rand_like(x) >= p) / (1 - p)")
-_REPEATS = Obstacle("repeat_interleave() by counts that are values of a tensor",
-    "take a fixed number of rows: x.index_select(0, (torch.arange(n)[:, None] >= counts.cumsum(0)).sum(1))")
-SHAPE = Obstacle("a shape that depends on the values of a tensor",
-    "keep every element: torch.where(mask, a, b), or a mask to multiply by, instead of a selection")
-_PACKED = Obstacle("a packed sequence, whose shape depends on lengths",
-    "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)")
-_NUMPY = Obstacle("NumPy, which a graph does not call", "write it with PyTorch: torch.tanh(x), not np.tanh(x.numpy())")
-_SPARSE = Obstacle("a sparse tensor, where a PEF has dense ones", "make it dense: .to_dense()")
-_LENGTHS = Obstacle("ctc_loss() with lengths that are numbers", "give both as tensors: torch.full((batch,), n)")
-_INPUT = Obstacle("an input that is changed in place", "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")
-_CONSTANT = Obstacle("a tensor that is changed in place, and is no buffer of the model",
-    "register it: self.register_buffer(name, tensor)")
-_UNREGISTERED = Obstacle("a buffer or frozen parameter that is changed, and is none of the model's",
-    "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a dict")
-_PARAMETER = Obstacle("a trained parameter that is changed in place",
-    "freeze it, requires_grad_(False), if no gradient is to train it; else take a changed copy, "
-    "w = self.weight.clamp(-1, 1), which trains other numbers")
-_MAX_NORM = Obstacle("max_norm of an embedding, which changes its weight in place",
-    "leave out max_norm, and renorm a copy of the weight, which trains other numbers: "
-    "F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))")
-_TWICE = Obstacle(
-    "a buffer that is changed twice a step: in the forward, and as torch.utils.checkpoint computes it again",
-    "call the block without torch.utils.checkpoint, which changes it once; the option recompute saves the memory")
-_LATE = Obstacle("a tensor that a hook or another function of the backward changes in place",
-    "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())")
-_FROZEN = Obstacle("requires_grad that is changed in forward()",
-    "call it with detached weights: "
-    "torch.func.functional_call(layer, {name: w.detach() for name, w in layer.named_parameters()}, x)")
-DIFFERS = Obstacle("a value that differs from call to call, though nothing that the model can reach has changed",
-    "give it to the model as an input, or compute it before")
-GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not keep",
-    "leave out generator=, which draws from torch's")
-# fmt: on
-
 COUNTED = (
     "take the steps of the run, def forward(self, x, step), and choose by tensors: torch.where(step < 10, a, b); or "
     'count in a buffer, self.register_buffer("steps", torch.zeros(())), by self.steps.add_(1), and choose by tensors: '
@@ -109,43 +60,80 @@ _DRAWN = "draw the numbers once, and keep them in a buffer: self.register_buffer
 SEEDED = Obstacle("a seed or a state of the generator of random numbers, which a graph does not set", _DRAWN)
 MADE = Obstacle("a torch.Generator that forward() makes", _DRAWN)
 
+# fmt: off
+_BRANCH = Obstacle("a branch on the value of a tensor",
+    "compute both sides, and choose: torch.where(condition, a, b); min and max are torch.minimum(a, b), torch.clamp")
+_NUMBER = Obstacle("the value of a tensor as a Python number",
+    "keep it a tensor, which is logged as it is: leave out .item(), float(), .tolist(); where it decides, "
+    "torch.where(condition, a, b)")
+SHAPE = Obstacle("a shape that depends on the values of a tensor",
+    "keep every element: torch.where(mask, a, b), or a mask to multiply by, instead of a selection")
+DIFFERS = Obstacle("a value that differs from call to call, though nothing that the model can reach has changed",
+    "give it to the model as an input, or compute it before")
+GENERATOR = Obstacle("a torch.Generator of its own, whose state a graph does not keep",
+    "leave out generator=, which draws from torch's")
+
 _ASKING = (
     (r"^(one_hot/2| )|_ctc_loss\.Tensor", None),  # values that are only checked, or known to a capture
-    (r"^one_hot/", _CLASSES),
-    (r"^bincount/", _COUNTS),
-    (r"^repeat_interleave/", _REPEATS),
-    (r"^(feature_)?(alpha_)?dropout\d?d?/", _RATE),
+    (r"^one_hot/", Obstacle("one_hot() without a number of classes", "give it: F.one_hot(i, num_classes=…)")),
+    (r"^bincount/", Obstacle("bincount(), whose size depends on values",
+        "count by a sum: F.one_hot(i, num_classes=…).sum(0)")),
+    (r"^repeat_interleave/", Obstacle("repeat_interleave() by counts that are values of a tensor",
+        "take a fixed number of rows: x.index_select(0, (torch.arange(n)[:, None] >= counts.cumsum(0)).sum(1))")),
+    (r"^(feature_)?(alpha_)?dropout\d?d?/", Obstacle("a dropout rate that is the value of a tensor",
+        "draw it: x * (torch.rand_like(x) >= p) / (1 - p)")),
     (r"^(__bool__|is_nonzero|equal|allclose)/", _BRANCH),
-    (r"^__int__/", _POSITION),
+    (r"^__int__/", Obstacle("the value of a tensor as a whole number",
+        "keep it a tensor: leave out int(); where it decides, torch.where(condition, a, b); "
+        "to write at a position, a.index_copy_(0, (t + torch.arange(n)) % len(a), b)")),
     (r"^(item|tolist|__float__|__complex__)/", _NUMBER),
-    (r"_pack_padded_sequence", _PACKED),
-    (r"_ctc_loss", _LENGTHS),
-    (r"^__[gs]etitem__/.*_local_scalar_dense.* aten\.select\b", _INDEX),
-    (r"_local_scalar_dense", _SIZE),
+    (r"_pack_padded_sequence", Obstacle("a packed sequence, whose shape depends on lengths",
+        "run the recurrent layer on the padded batch, and mask its outputs: outputs * mask.unsqueeze(-1)")),
+    (r"_ctc_loss", Obstacle("ctc_loss() with lengths that are numbers",
+        "give both as tensors: torch.full((batch,), n)")),
+    (r"^__[gs]etitem__/.*_local_scalar_dense.* aten\.select\b", Obstacle("an index that is the value of a tensor",
+        "select by the tensor: a.index_select(0, t.view(1))[0]")),
+    (r"_local_scalar_dense", Obstacle("a size that is the value of a tensor",
+        "take the largest size that it may have, and a mask: torch.where(torch.arange(size) < n, a, b)")),
     (r"", SHAPE),
 )
 """Of operators that ask for values, `FUNCTION/ARGUMENTS OPERATOR NEXT`, and their obstacle; the first row that fits."""
 
 _CHANGING = (
-    (r"embedding_renorm_", _MAX_NORM),
-    (r"\| recomputed ", _TWICE),
-    (r"\| late ", _LATE),
-    (r"\| input ", _INPUT),
-    (r"\| (foreign )?parameter ", _PARAMETER),
-    (r"\| foreign buffer ", _UNREGISTERED),
-    (r"\| (?!buffer )", _CONSTANT),
+    (r"embedding_renorm_", Obstacle("max_norm of an embedding, which changes its weight in place",
+        "leave out max_norm, and renorm a copy of the weight, which trains other numbers: "
+        "F.embedding(i, torch.renorm(self.embedding.weight, 2, 0, max_norm))")),
+    (r"\| recomputed ", Obstacle(
+        "a buffer that is changed twice a step: in the forward, and as torch.utils.checkpoint computes it again",
+        "call the block without torch.utils.checkpoint, which changes it once; the option recompute saves the memory")),
+    (r"\| late ", Obstacle("a tensor that a hook or another function of the backward changes in place",
+        "compute with the gradient alone, which trains other numbers: return g / (1 + g.norm())")),
+    (r"\| input ", Obstacle("an input that is changed in place",
+        "make a new tensor: x = x * 2 instead of x.mul_(2) or x *= 2")),
+    (r"\| (foreign )?parameter ", Obstacle("a trained parameter that is changed in place",
+        "freeze it, requires_grad_(False), if no gradient is to train it; else take a changed copy, "
+        "w = self.weight.clamp(-1, 1), which trains other numbers")),
+    (r"\| foreign buffer ", Obstacle("a buffer or frozen parameter that is changed, and is none of the model's",
+        "give its module to the model: as an attribute, in an nn.ModuleList for a list, in an nn.ModuleDict for a "
+        "dict")),
+    (r"\| (?!buffer )", Obstacle("a tensor that is changed in place, and is no buffer of the model",
+        "register it: self.register_buffer(name, tensor)")),
 )
 """Of operators that change tensors which existed before, `OPERATOR| TENSOR`."""
 
 _RAISED = (
-    (r"\.numpy\(\) is not supported", _NUMPY),
-    (r"DispatchKey\.Sparse", _SPARSE),
-    (r"only change requires_grad flags of leaf", _FROZEN),
+    (r"\.numpy\(\) is not supported", Obstacle("NumPy, which a graph does not call",
+        "write it with PyTorch: torch.tanh(x), not np.tanh(x.numpy())")),
+    (r"DispatchKey\.Sparse", Obstacle("a sparse tensor, where a PEF has dense ones", "make it dense: .to_dense()")),
+    (r"only change requires_grad flags of leaf", Obstacle("requires_grad that is changed in forward()",
+        "call it with detached weights: "
+        "torch.func.functional_call(layer, {name: w.detach() for name, w in layer.named_parameters()}, x)")),
     (r"data-dependent expression|GuardOnDataDependent", _BRANCH),
     (r"_local_scalar_dense|\.tolist\(\)", _NUMBER),
     (r"DynamicOutputShape|unbacked", SHAPE),
 )
 """Of what a tracer raises."""
+# fmt: on
 
 _ADVICE = re.compile(r"https?:|github|\b(issue|bug)s?\b|please report|torch\._?dynamo|torch\.compile|TORCH_", re.I)
 _MOST = 6  # lines of an error, or names of a notice
