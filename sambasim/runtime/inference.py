@@ -6,8 +6,7 @@ run, the running statistics are those of replica 0. The padding of the last batc
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from functools import partial
+from dataclasses import astuple, dataclass, replace
 from itertools import count as counter
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from sambasim.data import batches
-from sambasim.data.buckets import Shapes
 from sambasim.data.datasets import NOTHING, Given, WatchedDataset, open_source
 from sambasim.data.workers import batches_of, loader_of
 from sambasim.errors import DataError, OptionError
@@ -30,7 +28,7 @@ from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.given import as_table
 from sambasim.options.grammar import TARGET, ignored_class
-from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
+from sambasim.options.run import RunOptions, resolve_run
 from sambasim.pef import map_weights, read
 from sambasim.pef.digests import changed
 from sambasim.records.metrics import InferenceRecord
@@ -40,7 +38,7 @@ from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.process import Stream, derive, seed_everything, seed_torch
 from sambasim.runtime.metrics import Function, Metrics, Outcome
-from sambasim.runtime.run.graphs import Graphs, as_it_is, bound_graphs, shapes_of
+from sambasim.runtime.run.graphs import Graphs
 from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.replica import Seeded, arguments_in, input_specs
 from sambasim.runtime.run.setup import blamed_on_strangers, check_sources, check_trusted
@@ -74,34 +72,27 @@ class Sums:
 
 class Evaluator:
     """Runs the evaluation graph of one replica, with targets and for inference, on its `ranks` in this process. `own`:
-    the symbols that `use` sets, besides running statistics; `functions`: metrics by name. `graphs`: all of the PEF, and
-    `shapes` their inputs; without them, that of the ranks."""
+    the symbols that `use` sets, besides running statistics; `functions`: metrics by name."""
 
     def __init__(
         self,
-        program: Program,
+        graphs: Graphs,
         ranks: Sequence[Transport],
-        resolved: ResolvedRun,
         activity: Activity = UNWATCHED,
         own: Collection[SymbolKind] = (),
         functions: Mapping[str, Function] = MappingProxyType({}),
-        shapes: Shapes | None = None,
-        graphs: Graphs | None = None,
     ) -> None:
+        program, resolved, self._shapes = graphs.program, graphs.run, graphs.shapes()
         asked = resolved.evaluation.metrics if program.loss is not None else None
         self._program, self._loss, self._options, self._activity = program, resolved.loss, resolved.data, activity
-        self._shapes = shapes or Shapes([input_specs(program)], {})
         self.metrics = Metrics(program, asked or {}, resolved.loss, functions, self._shapes.padding)
         self._has_loss = program.loss is not None
         self._hub = ranks[0].hub
         self._generators: dict[int, Tensor] = {}
         self._loaders: dict[tuple[int, int], DataLoader[object]] = {}  # to keep worker processes
-        graphs = graphs or (lambda memory: [(memory.program, memory.tensor)])
-        self._ranks = [[_Rank(rank, own, *graph) for graph in graphs(rank.memory)] for rank in ranks]
-        self._whole = [
-            *(rank.graphs for rank in self._ranks[0][:-1]),
-            _evaluation_graphs(program),
-        ]  # not those of a stage
+        self._ranks = [[_Rank(rank, own, *graph) for graph in graphs.in_memory(rank.memory)] for rank in ranks]
+        of_whole = _evaluation_graphs(program)  # not those of a stage
+        self._whole = [*(rank.graphs for rank in self._ranks[0][:-1]), of_whole]
 
     def use(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
         """Use these running statistics, of replica 0's ranks, or parameters."""
@@ -287,7 +278,7 @@ def infer(
     resolved = resolve_run(options, document.training_defaults, document.data_source)
     check_trusted(path, document, options, communicator)
     program, seed, keeps_outputs = document.program, resolved.training.seed, keeps_outputs or bool(options.predictions)
-    threads, change = options.threads or process.default_threads(communicator, 1), as_it_is
+    threads, graphs = options.threads or process.default_threads(communicator, 1), Graphs(path, document, resolved)
     with process.repeatable(threads), blamed_on_strangers(document):
         activity.does("opening the data")
         seed_everything(derive(seed, 0, 0, 0, Stream.SOURCE))
@@ -309,12 +300,11 @@ def infer(
             values = dict(batches.values_of(first))
             lacks = not labels <= values.keys() if isinstance(first, Mapping) else len(values) < len(names)
             if lacks:
-                program, change = outputs_only, without_loss
+                program, graphs = outputs_only, replace(graphs, change=without_loss)
                 notices.append(f"no loss, because the samples have no {', '.join(sorted(labels))}")
         given, told = given_weights(options, program, communicator, live.weights)
         held, notices = {**map_weights(path, document), **given}, [*notices, *told]
-        shapes, graphs = shapes_of(document, resolved, change), partial(bound_graphs, path, document, change=change)
-        evaluator = _evaluator(program, communicator, resolved, activity, held, live.metrics, shapes, graphs)
+        evaluator = _evaluator(graphs, communicator, activity, held, live.metrics)
         inferred = evaluator.infer(dataset, communicator.rank, communicator.world_size, seed)
         own = [
             (sums, outcome, [*map(torch.clone, outputs if keeps_outputs else ())])
@@ -346,25 +336,23 @@ def infer(
 
 
 def _evaluator(
-    program: Program,
+    graphs: Graphs,
     world: Communicator,
-    resolved: ResolvedRun,
     activity: Activity,
     weights: Mapping[str, Tensor],
     functions: Mapping[str, Function],
-    shapes: Shapes,
-    graphs: Graphs,
 ) -> Evaluator:
+    program = graphs.program
     mesh = copy_mesh(program.mesh)  # this process plays all ranks that hold the model
     process.check_node_memory(world, program.device_bytes * mesh.world_size)
 
     def fill(memory: DeviceMemory, rank: int) -> None:
         place_weights(memory, weights, mesh.coordinates(rank))
-        for tensor, argument in arguments_in(memory, resolved.arguments):
+        for tensor, argument in arguments_in(memory, graphs.run.arguments):
             tensor.fill_(argument.at(None, 0, 1.0))
 
     ranks = open_ranks(program, single_rank(world.host_name), Way.IN_PROCESS, fill, range(mesh.world_size), mesh)
-    evaluator = Evaluator(program, ranks, resolved, activity, (), functions, shapes, graphs)
+    evaluator = Evaluator(graphs, ranks, activity, (), functions)
     buffers = program.names_of(SymbolKind.BUFFER)
     evaluator.use([{name: of.memory.tensor(name) for name in buffers if name in of.program.symbols} for of in ranks])
     return evaluator

@@ -34,7 +34,7 @@ from sambasim.runtime.outcome import averages_after, notices, summarize, trained
 from sambasim.runtime.record.digests import RunDigests
 from sambasim.runtime.record.numerics import Probes
 from sambasim.runtime.record.trace import RunTrace
-from sambasim.runtime.run.graphs import bound_graphs, shapes_of
+from sambasim.runtime.run.graphs import Graphs
 from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
 from sambasim.runtime.run.run_observer import RunObserver, Start
@@ -175,7 +175,7 @@ class TrainingJob:
 
     def _evaluator(self, team: Team, source: Source) -> Evaluator | None:
         """Raises OptionError if there is no evaluation, or not the metric, that the options ask for."""
-        setup, program, asked = self._setup, self._setup.program, self._setup.resolved.evaluation
+        setup, asked = self._setup, self._setup.resolved.evaluation
         if source.evaluation is None or not asked.enabled:
             if wanted := asked.watched or next(iter(asked.metrics or ()), None):
                 remedy = "--set data.evaluation_fraction=0.1, or --evaluation-data SOURCE"
@@ -183,11 +183,10 @@ class TrainingJob:
             return None
         ranks = [replica.transport for replica in team.first]
         own = () if setup.resolved.ema is None else (SymbolKind.PARAMETER,)
-        told = self._activity, own, self._given.metrics
-        graphs = partial(bound_graphs, setup.path, setup.document)
-        evaluator = Evaluator(program, ranks, setup.resolved, *told, shapes_of(setup.document, setup.resolved), graphs)
+        graphs = Graphs(setup.path, setup.document, setup.resolved)
+        evaluator = Evaluator(graphs, ranks, self._activity, own, self._given.metrics)
         accuracy = ["accuracy"] if has_accuracy(setup.resolved.loss) else []
-        evaluator.metrics.check_has(asked.watched or "loss", ["loss", *accuracy, *program.evaluated])
+        evaluator.metrics.check_has(asked.watched or "loss", ["loss", *accuracy, *setup.program.evaluated])
         return evaluator
 
     def _largest(self, number: int) -> int:

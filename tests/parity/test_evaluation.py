@@ -16,9 +16,10 @@ from torch.utils.data import Dataset, default_collate
 from sambasim.data.datasets import WatchedDataset, open_source
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import RunOptions
-from sambasim.pef import map_weights
+from sambasim.pef import map_weights, read
 from sambasim.runtime.inference import Evaluator, Sums, in_turn
 from sambasim.runtime.machine.node_memory import private_storage
+from sambasim.runtime.run.graphs import Graphs
 from sambasim.runtime.run.replica import input_specs
 from sambasim.runtime.transports.connect import connect_here
 from sambasim.runtime.values.memory import DeviceMemory, place_weights
@@ -41,7 +42,7 @@ class Evaluation:
         place_weights(memory, map_weights(path))
         buffers = {s.name for s in program.symbols.values() if s.kind is SymbolKind.BUFFER}
         changed = resolved.model_copy(update={"data": resolved.data.model_copy(update=data)})
-        self.evaluator = Evaluator(program, connect_here([memory]), changed)
+        self.evaluator = Evaluator(Graphs(path, read(path), changed), connect_here([memory]))
         self.evaluator.use([{name: tensor for name, tensor in self.eager.state().items() if name in buffers}])
         held_out = open_source(resolved.data, tuple(input_specs(program))).evaluation
         assert held_out is not None

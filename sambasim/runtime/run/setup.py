@@ -24,7 +24,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler
 from sambasim.runtime.machine.launcher import cores_of_this_process, ranks_of_process
 from sambasim.runtime.machine.process import Stream, check_device, default_threads, derive, repeatable, seed_everything
-from sambasim.runtime.run.graphs import as_it_is, bound_graphs, shapes_of
+from sambasim.runtime.run.graphs import Graphs, as_it_is
 from sambasim.runtime.run.replica import Replica, Shard, input_specs
 from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
@@ -318,11 +318,11 @@ def assemble(
     """Collective. Create the replicas of this process, one for each of `sources`, with the weights of the PEF, or with
     `weights`, by symbol. Raises MachineError if there is too little memory. `probe`: replaces the functions of their
     instructions."""
-    program, communicator, options, way = setup.program, setup.communicator, setup.options, _way(setup)
-    mesh = setup.mesh if copy_mesh(program.mesh).world_size > 1 else None
+    communicator, options, way = setup.communicator, setup.options, _way(setup)
+    mesh = setup.mesh if copy_mesh(setup.program.mesh).world_size > 1 else None
     in_parts = way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1
-    change = in_slices if in_parts else as_it_is
-    program = change(program)
+    graphs = Graphs(setup.path, setup.document, setup.resolved, in_slices if in_parts else as_it_is)
+    program = graphs.program
     fill = _with_weights(setup, weights, sliced=way is Way.HOST and program.zero == 3)
     transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
     engine = choose_engine(options.engine, communicator, report.preparing)
@@ -338,7 +338,7 @@ def assemble(
             batch_size=setup.program.batch_size,
             accumulation_steps=training.accumulation_steps * setup.program.micro_batches,
             options=setup.resolved.data,
-            shapes=shapes_of(setup.document, setup.resolved),
+            shapes=graphs.shapes(),
             seed=setup.seed,
         )
         replica = Replica(
@@ -350,7 +350,7 @@ def assemble(
             overlaps=not options.debug_numerics,
             skips_nonfinite=options.on_nonfinite == "skip",
             observer=probe,
-            graphs=[*bound_graphs(setup.path, setup.document, transport.memory, change)],
+            graphs=[*graphs.in_memory(transport.memory)],
         )
         replicas.append(replica)
     if engine.inductor:
