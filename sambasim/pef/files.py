@@ -116,6 +116,8 @@ def _parsed(manifest: bytes) -> PefDocument:
 
 def _verify(document: PefDocument) -> None:
     """Raises InternalError for a wrong program, and for graphs that disagree about a weight."""
+    if document.first.own:
+        raise InternalError("the first graph has no weights of its own: those of others differ from its")
     for name, graph in document.graphs.items():
         verify(graph.program)
         if unknown := set(graph.own).difference(graph.program.names_of(*WEIGHTS)):

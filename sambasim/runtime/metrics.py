@@ -135,7 +135,9 @@ class _Function(NamedTuple):
 
 def _joined(parts: Sequence[Tensor], value: float = 0) -> Tensor:
     """Samples side by side, the shorter ones padded with `value`."""
-    longest = map(max, zip(*(part.shape[1:] for part in parts), strict=True))
+    longest = (*map(max, zip(*(part.shape[1:] for part in parts), strict=True)),)
+    if all(part.shape[1:] == longest for part in parts):
+        return torch.cat([*parts])
     whole, at = parts[0].new_full((sum(map(len, parts)), *longest), value), 0
     for part in parts:
         whole[slice(at, at := at + len(part)), *map(slice, part.shape[1:])] = part

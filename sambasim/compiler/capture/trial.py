@@ -7,7 +7,6 @@ what a file gave for the example batch, and does nothing of it itself."""
 import contextlib
 import copy
 import io
-import itertools
 import logging
 import sys
 import threading
@@ -102,14 +101,18 @@ def _own(module: nn.Module) -> dict[str, Any]:
 @contextlib.contextmanager
 def trial(step: nn.Module) -> Iterator[Attributes]:
     """Drops output, logs and warnings; afterwards tensors, attributes and random generators are as before."""
-    attributes, places = Attributes(step), itertools.product(step.modules(), ("_parameters", "_buffers"))
-    tensors = with_values((module, name, dict(getattr(module, name))) for module, name in places)
+    attributes = Attributes(step)
+    places: list[dict[str, Any]] = [held for module in step.modules() for held in (module._parameters, module._buffers)]
+    tensors = [(held, dict(held)) for held in places]
     try:
         attributes.begin()
-        with tensors, quiet(), as_written(), generators_kept():
+        with quiet(), as_written(), generators_kept():
             yield attributes
     finally:
         attributes.restore()
+        for held, own in tensors:  # a module may have a __setattr__ of its own
+            held.clear()
+            held.update(own)
 
 
 def tied_once(step: nn.Module) -> contextlib.AbstractContextManager[None]:

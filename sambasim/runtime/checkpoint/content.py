@@ -99,6 +99,8 @@ class Manifest(_Model):
         for name, one in self.tensors.items():
             if one.type.dtype not in DTYPE_BYTES or len(one.type.shape) > HIGHEST_RANK or len(one.cuts) > 1:
                 raise ValueError(f"tensors.{name} is {one.type}, with {len(one.cuts)} cuts")
+            if one.name != name:
+                raise ValueError(f"tensors.{name} is called {one.name}")
         return self
 
     def right_digest(self) -> str:

@@ -87,6 +87,8 @@ def read_saved(path: Path, remedy: str) -> object:
             return torch.load(path, "cpu", weights_only=True)
     except MachineError:
         raise
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}", remedy="check its permissions") from error
     except Exception as error:  # torch has no class of its own for what a damaged file brings about
         said = one_line(str(error))[:160]
         what = f"{path} is no file of torch.save with tensors, numbers and texts alone: {said}"
