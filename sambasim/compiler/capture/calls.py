@@ -7,19 +7,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from traceback import walk_stack
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from sambasim.compiler.capture.results import tensors_in
-from sambasim.compiler.capture.sharing import kept_address
+from sambasim.compiler.capture.sharing import kept_address, storage_of
 from sambasim.compiler.capture.step import Example, Fixed, Whole, by_place
-from sambasim.compiler.capture.tensors import place
 from sambasim.compiler.capture.trial import is_tracing
 from sambasim.data.batches import each_value
 from sambasim.errors import DataError, ModelError
+
+Place: TypeAlias = tuple[object, ...]
+
+
+def place(tensor: Tensor) -> Place:
+    """Where the elements of a tensor lie: equal for the tensor itself and for other forms of it."""
+    return storage_of(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Call:
     model: nn.Module
     args: Sequence[Any]
     keywords: Mapping[str, Any]
-    outputs: Sequence[object]
+    outputs: Sequence[Place]
     memories: Sequence[Any]
 
     def arguments(self) -> tuple[Mapping[str, Any], bool]:

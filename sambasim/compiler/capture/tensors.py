@@ -55,13 +55,13 @@ def held_by(model: nn.Module) -> tuple[Held, ...]:
     members = (nn.Module.named_parameters, nn.Module.named_buffers)  # a class may have others of these names
     pairs = [pair for each in members for pair in each(model, remove_duplicate=False)]
     tensors = {id(tensor): tensor for _, tensor in pairs}
-    at_place = {place(tensor): key for key, tensor in reversed(tensors.items())}
+    at_place = {_place(tensor): key for key, tensor in reversed(tensors.items())}
     names, paths = defaultdict[object, list[str]](list), defaultdict[object, list[str]](list)
     for path, tensor in pairs:
         paths[id(tensor)].append(path)
     for name, entry in entries_of(model).items():
         if isinstance(entry, Tensor):  # a hook may have detached it
-            names[id(entry) if id(entry) in tensors else at_place.get(place(entry))].append(name)
+            names[id(entry) if id(entry) in tensors else at_place.get(_place(entry))].append(name)
     return tuple(Held(tensor, tuple(names[key]), tuple(paths[key])) for key, tensor in tensors.items())
 
 
@@ -160,7 +160,7 @@ def as_on_device(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 def itself(value: Tensor, held: Sequence[Held]) -> Held | None:
     """The parameter or buffer that `value` is."""
-    return next((own for own in held if place(own.tensor) == place(value)), None)
+    return next((own for own in held if _place(own.tensor) == _place(value)), None)
 
 
 def check_constant(path: str, value: Tensor, held: Sequence[Held], where: str | None) -> None:
@@ -239,8 +239,7 @@ def _storage(tensor: Tensor) -> int:
     return int(storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr())
 
 
-def place(tensor: Tensor) -> tuple[object, ...]:
-    """Where the elements of a tensor lie: equal for the tensor itself and for other forms of it."""
+def _place(tensor: Tensor) -> tuple[object, ...]:
     if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return (id(tensor),)
     return _address(tensor), tensor.shape, tensor.stride(), tensor.dtype
