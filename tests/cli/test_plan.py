@@ -187,7 +187,7 @@ def test_ranks_are_at_least_one() -> None:
 def test_a_model_that_does_not_run_here_is_named_with_what_a_rank_said() -> None:
     error = refused(*HERE, "--ranks", "1", "--global-batch", "4096", "--only", "samples=4096", kind=MachineError)
     fewer = "digits has 1,437 samples to train on, fewer than 1 replica × 4,096 samples"
-    assert error.what == f"the model does not run on this machine, with 1 rank: {fewer}"
+    assert error.what == f"the model cannot be measured on this machine, with 1 rank: {fewer}"
     assert error.remedy == "a smaller --global-batch, or fewer --ranks; sambasim compile and sambasim run say more"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sambasim.compiler.capture.step import Example, TrainingStep, eagerly
+from sambasim.compiler.capture.trial import trial
 from sambasim.errors import DataError, ModelError
 from sambasim.options.compile import compile_options
 from sambasim.samba.inputs import losses_among, named_loss
@@ -124,6 +125,25 @@ def test_what_is_given_to_torch_compile_runs_as_it_is_written() -> None:
     assert compiled == []
     model(x)
     assert len(compiled) == 1
+
+
+class Fixed(Number):
+    """Its attributes are those of its first moments."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training" and "y" in self.__dict__.get("_modules", {}):
+            raise AttributeError(f"fixed: {name}")
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("made", [Fixed, lambda: torch.compile(nn.Linear(4, 1), backend="eager")])
+def test_a_trial_gives_tensors_back_to_modules_with_a_setattr_of_their_own(made: Callable[[], nn.Module]) -> None:
+    model = made()
+    before = dict(model.named_parameters())
+    with trial(nn.Sequential(model)):
+        assert dict(model.named_parameters()) == before
+        next(model.modules())._parameters.clear()
+    assert dict(model.named_parameters()) == before
 
 
 def test_outputs_that_the_app_calls_losses() -> None:

@@ -150,6 +150,9 @@ CASES: dict[str, tuple[Damage, int, str]] = {
         node(0, args=[{"name": "nowhere\n  try:\trm\x1b[2K"}]),
         10, "invariant 2: node t reads nowhere\\n  try:\\trm\\x1b[2K",
     ),
+    "weights of its own": (
+        fields(lambda f: f["graphs"]["logreg"].update(own=["logreg__mask"])), 10, "first graph has no weights of its",
+    ),
     "weights cut short": (weights(lambda w: w[:-8]), 11, "bytes, and header and tensors take"),
     "a lying header length": (weights(lambda w: b"\xff" * 8 + w[8:]), 11, "its header is not the one"),
     "a header that nests": (weights(lambda w: w[:8] + b"[" * 400 + w[408:]), 11, "its header is not the one"),

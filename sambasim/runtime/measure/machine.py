@@ -104,7 +104,7 @@ def _job(work: Work, ranks: int) -> Rates:
         if printed is None:
             error = Path(folder) / _ERROR
             said = error.read_text() if error.exists() else last
-            what = f"the model does not run on this machine, with {counted(ranks, 'rank')}: {said}"
+            what = f"the model cannot be measured on this machine, with {counted(ranks, 'rank')}: {said}"
             remedy = "a smaller --global-batch, or fewer --ranks; sambasim compile and sambasim run say more"
             raise MachineError(what, remedy=remedy)
         rates: Rates = pickle.loads((Path(folder) / _RATES).read_bytes())

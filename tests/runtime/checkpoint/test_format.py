@@ -77,6 +77,10 @@ CASES: dict[str, tuple[Damage, str]] = {
     "too many dimensions": (tensor(shape=[1] * 65), "tensors.net__bias is float32[1, 1, "),
     "no size": (tensor(shape=[-1]), "tensors.net__bias.type.shape.0 = -1: Input should be greater"),
     "too many parts": (cut(1 << 40), f"cuts.0.parts = {1 << 40}: Input"),
+    "another name": (
+        fields(lambda found: found["tensors"]["net__bias"].update(name="gone")),
+        "tensors.net__bias is called gone",
+    ),
     "too many cuts": (cut(2, 5), "tensors.net__bias is float32[10], with 2 cuts"),
     "a gap": (lambda path: _other_header(path, b"t[64:100]", b"t[65:101]"), "element 64 is next"),
     "no piece": (lambda path: _other_header(path, b"net__bias[0:10]", b"net__bias{0:10}"), "is no piece of a tensor"),
