@@ -16,8 +16,6 @@ from sambasim import TESTED_TORCH, __version__
 from sambasim.cli.shared import COUNT, FILE, answer, as_json, kept_imports, write_all
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, say
 from sambasim.forks import ran
-from sambasim.runtime.machine import node_memory
-from sambasim.runtime.machine.agreement import check_job
 from sambasim.runtime.machine.launcher import cores_of_this_process, fitting_mpirun
 from sambasim.terminal.output import report_error
 from sambasim.units import GIB, TIB, format_bytes, parse_bytes
@@ -25,8 +23,8 @@ from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_COMFORTABLE_BYTES, _LEAST_BYTES = GIB, 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES
-"""Of shared memory: what most models need, and what MPI and the smallest model with two replicas do."""
+_COMFORTABLE_BYTES = GIB
+"""Of shared memory: what most models need."""
 
 _MPI_INSTALL = "python -m pip install mpich   (or load your cluster's MPI)"
 
@@ -54,6 +52,8 @@ class Check(NamedTuple):
 
 def examine() -> list[Check]:
     """All checks of this machine and this Python. Takes a second or two, and at most 90 s."""
+    from sambasim.runtime.machine import node_memory
+
     library, launcher = mpi_library(), mpirun()
     fit = [] if library.stops_a_run or launcher.stops_a_run else [launch(library.value)]
     python = Check("python", f"{platform.python_version()} ({sys.executable})")
@@ -135,7 +135,10 @@ def threads() -> Check:
 
 def shared_memory_space(free_bytes: int | None) -> Check:
     """Size and free space of /dev/shm; `free_bytes` is None where there is none."""
+    from sambasim.runtime.machine import node_memory
+
     name = "shared memory"
+    least_bytes = 2 * node_memory.MPI_RESERVE_BYTES + node_memory.MPI_START_BYTES  # of MPI, and a small model
     if free_bytes is None:
         trouble = f"there is no {node_memory.FOLDER}; device sync may be slow or fail"
         return Check(name, "unknown", trouble, "run on Linux, or one replica at a time")
@@ -145,7 +148,7 @@ def shared_memory_space(free_bytes: int | None) -> Check:
         return Check(name, value)
     trouble = "device sync keeps parameters, gradients and optimizer state of all replicas of a node in it"
     remedy = f"docker run --shm-size=2g ..., or mount -o remount,size=2g {node_memory.FOLDER}"
-    return Check(name, value, trouble, remedy, stops_a_run=free_bytes < _LEAST_BYTES)
+    return Check(name, value, trouble, remedy, stops_a_run=free_bytes < least_bytes)
 
 
 def compiler() -> Check:
@@ -276,6 +279,7 @@ def collectives_command(
     """
     from sambasim.files import check_output_files
     from sambasim.report.summaries import collectives_plot, collectives_report
+    from sambasim.runtime.machine.agreement import check_job
     from sambasim.runtime.machine.mpi import connect
     from sambasim.runtime.watch.supervisor import Supervisor
 

@@ -10,42 +10,20 @@ from types import FrameType
 from typing import cast
 
 import click
-from click.shell_completion import CompletionItem
 
 from sambasim.errors import OptionError, UserError, exit_code, say
 from sambasim.terminal.output import report_error, set_up_streams
 
-_PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "Compile and run": {
-        "compile": ("train", "Compile a PyTorch model into a PEF."),
-        "run": ("train", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
-        "app": ("apps", "Run a SambaFlow app with sambasim in place of sambaflow."),
-        "env": ("apps", "Print shell lines that let launch scripts for the hardware work as they are."),
-        "demo": ("train", "Compile the quick start, train it with both kinds of sync, and compare the two."),
-    },
-    "Inspect results": {
-        "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
-        "verify": ("inspect", "Check the format of a PEF, and every byte of its weights."),
-        "compare": ("inspect", "Find the first difference between two runs, PEFs, checkpoints or weights."),
-        "report": ("inspect", "Write one HTML page, or tables, about a PEF, a model or a run."),
-    },
-    "Predict": {
-        "plan": ("predict", "Choose how to train a model on many RDUs, and price every strategy."),
-        "simulate": ("predict", "Predict a training step on a device: its time, its limits, its scaling."),
-        "devices": ("predict", "List devices and clusters, and the placement of replicas on RDUs."),
-        "tilestat": ("predict", "Predict how busy each tile is, in the columns of sntilestat."),
-        "estimate-memory": ("predict", "Estimate the memory of a training step, by part; no weights are made."),
-        "validate": ("predict", "Compare predictions with published measurements."),
-    },
-    "This machine": {
-        "doctor": ("machine", "Check MPI, torch, cores, shared memory and compiler."),
-        "bench": ("machine", "Measure gradient sync on this machine."),
-    },
+_PANELS: Mapping[str, Mapping[str, str]] = {
+    "Compile and run": {"compile": "train", "run": "train", "app": "apps", "env": "apps", "demo": "train"},
+    "Inspect results": dict.fromkeys(("inspect", "verify", "compare", "report"), "inspect"),
+    "Predict": dict.fromkeys(("plan", "simulate", "devices", "tilestat", "estimate-memory", "validate"), "predict"),
+    "This machine": {"doctor": "machine", "bench": "machine"},
 }
-"""By heading of `--help` and name: the module of the command, and its help."""
+"""By heading of `--help` and name: the module of the command."""
 
-_COMMANDS = {name: entry for panel in _PANELS.values() for name, entry in panel.items()}
-_MODULES = {name: module for name, (module, _) in _COMMANDS.items()} | {"stand-in": "apps"}
+_COMMANDS = {name: module for panel in _PANELS.values() for name, module in panel.items()}
+_MODULES = {**_COMMANDS, "stand-in": "apps"}
 
 
 class _LazyGroup(click.Group):
@@ -58,15 +36,11 @@ class _LazyGroup(click.Group):
         module = import_module(f"sambasim.cli.{_MODULES[cmd_name]}")
         return cast("click.Command", getattr(module, f"{cmd_name.replace('-', '_')}_command"))
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        fitting = {name: text for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)}
-        items = [CompletionItem(name, help=text) for name, text in fitting.items()]
-        return items or click.Command.shell_complete(self, ctx, incomplete)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, panel in _PANELS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, text) in panel.items()])
+                commands = ((name, self.get_command(ctx, name)) for name in panel)
+                formatter.write_dl([(name, of.get_short_help_str(limit=120)) for name, of in commands if of])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
