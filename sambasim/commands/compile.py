@@ -22,17 +22,18 @@ from sambasim.compiler.compile import Stopwatch, assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.passes import schedule_of
-from sambasim.data.buckets import Fitted, of_length
+from sambasim.data.buckets import Fitted, check_padding, of_length
 from sambasim.data.datasets import Source, open_source
 from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.files import check_output_file, replacing
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.program import ParameterGroup, Program
+from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
 from sambasim.options.given import as_table
-from sambasim.options.grammar import SYNTHETIC, TARGET
+from sambasim.options.grammar import FLOAT_DTYPES, SYNTHETIC, TARGET
 from sambasim.options.training import ModelOptions, Sections
 from sambasim.pef import PefDocument, read, seal
 from sambasim.pef.document import Compiled
@@ -100,26 +101,30 @@ def compile_lengths(
     done: list[Compiled] = []
 
     def of_one(length: int, folder: Path) -> Compiled:
-        fitted = source
+        change, fitted = partial(of_length, length=length, padding=data.padding, lengths=lengths), source
         if source is not None:
-            collate = Fitted(source.train.collate, length, data.padding)
-            fitted = replace(source, train=source.train.with_collate(collate))
-        inputs = of_length(live.example.inputs, length, data.padding)
-        whole = None if live.whole is None else of_length(live.whole, length, data.padding)
-        one = replace(live, example=live.example._replace(inputs=inputs), whole=whole)
+            fitted = replace(source, train=source.train.with_collate(Fitted(source.train.collate, change)))
+        whole = None if live.whole is None else change(live.whole)
+        one = replace(live, example=live.example._replace(inputs=change(live.example.inputs)), whole=whole)
         chosen, phase = options.model_copy(update={"output_folder": folder}), partial(_phase_of, on_phase, length)
         groups = done[0].program.groups if done else ()
         work = partial(compile_live, one, chosen, groups=groups)
         done.append(compile_proved(one, chosen, phase, fitted, work))
+        check_padding(data.padding, input_specs(done[0].program))
         _check_alike(done[0].program, done[-1].program, length)
         return done[-1]
 
     lengths = sorted(data.buckets, reverse=True)
     first, *_ = compile_several(options.pef_path, {str(length): partial(of_one, length) for length in lengths}).values()
     phases_s = {name: sum(one.phases_s.get(name, 0.0) for one in done) for name in first.phases_s}
-    told = f"a graph for each length of samples, {', '.join(map(str, lengths[::-1]))}, captured one after another"
+    told = [f"a graph for each length of samples, {', '.join(map(str, lengths[::-1]))}, captured one after another"]
+    read = without_loss(first.program).names_of(SymbolKind.INPUT)
+    labels = (one for one in input_specs(first.program) if one.shape and one.dtype not in FLOAT_DTYPES)
+    if filled := [one.name for one in labels if one.name not in (*read, *data.padding)]:
+        how = f"--set data.padding.{filled[0]}=-100, if the loss leaves it out"
+        told.append(f"{', '.join(filled)} of shorter samples is filled up with 0, which is a class as any other: {how}")
     each = dict.fromkeys(notice for one in (*done, first) for notice in one.notices)
-    return replace(first, notices=(told, *each), phases_s=phases_s)
+    return replace(first, notices=(*told, *each), phases_s=phases_s)
 
 
 def _phase_of(on_phase: OnPhase, length: int, phase: str) -> None:

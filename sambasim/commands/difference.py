@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.graph import Graph, Node, Output, format_argument, graph_difference, symbol_differences
+from sambasim.ir.graph import Graph, Node, Output, format_argument, format_node, graph_difference, symbol_differences
 from sambasim.ir.program import Program
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.options.given import leaves
@@ -54,13 +54,15 @@ def _of_graphs(before: Graph, after: Graph, names: Names) -> Iterator[str]:
             sections = (*before.sections, *after.sections)
             within = next((section for section in sections if section.start <= position < section.stop), None)
             where = f", section {within}" if within else ""
-            apart = _of_one_operator(one, other, names) or f"{a} has {described(one)}, and {b} {described(other)}"
+            apart = _of_one_operator(one, other, names)
+            apart = apart or f"{a} has {_whole(before, one)}, and {b} {_whole(after, other)}"
             yield f"operator {position}{where}: {apart}"
         case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
             yield f"{symbol} is another value of the graph in {a} than in {b}"
         case number, _, _:
-            counts = f"{len(before.sections)} sections in {a}, {len(after.sections)} in {b}"
-            yield f"the sections differ from section {number} on: {counts}"
+            ours, theirs = len(before.sections), len(after.sections)
+            how = "are cut at other places" if ours == theirs else f"are {ours} in {a} and {theirs} in {b}, others"
+            yield f"the sections {how} from section {number} on"
 
 
 def _of_one_operator(before: Node | None, after: Node | None, names: Names) -> str | None:
@@ -98,6 +100,11 @@ def described(node: Node | None) -> str:
     return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")
 
 
+def _whole(graph: Graph, node: Node | None) -> str:
+    """With its operands and the types of its results."""
+    return described(node) + (f": `{format_node(graph, node).partition('  # ')[0]}`" if node else "")
+
+
 def compare_pefs(a: Path, b: Path) -> Row:
     ours, theirs = check(a), check(b)
     tensors, differences = 0, list[Row]()
@@ -105,7 +112,8 @@ def compare_pefs(a: Path, b: Path) -> Row:
         tensors, differences = compare_tensors(*(map_weights(path, check=False) for path in (a, b)))
     options = differing_facts(_options(ours), _options(theirs))
     symbols, graphs = list[str](), list[str]()
-    for one, other in zip(ours.graphs.values(), theirs.graphs.values(), strict=False):
+    names = zip(ours.graphs, ours.graphs if ours.graphs.keys() == theirs.graphs.keys() else theirs.graphs, strict=False)
+    for one, other in ((ours.graphs[first], theirs.graphs[second]) for first, second in names):
         of_symbols = _of_symbols(one.program.symbols, other.program.symbols, _COMPARED)
         symbols += (f"the symbols: {difference}" for difference in of_symbols)
         graphs += _graphs(one.program, other.program)
@@ -133,7 +141,7 @@ def _options(document: PefDocument) -> Mapping[str, object]:
         **({"graphs": ", ".join(document.graphs)} if document.has_several else {}),
         "batch size": program.batch_size,
         "replicas, at least": program.world_size,
-        **leaves(tables | {"metadata": document.metadata}),
+        **{name: value for name, value in leaves(tables | {"metadata": document.metadata}).items() if value != {}},
         **{f"argument {argument.name}": argument.default for argument in program.runtime_arguments},
         "optimizers": ", ".join(
             f"{rule.name} ({', '.join(rule.states) or 'stateless'})" for rule in program.optimizers

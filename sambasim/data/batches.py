@@ -1,6 +1,6 @@
 """From samples to a batch: collate them, name the tensors as the inputs, and check dtypes and shapes."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
@@ -208,6 +208,10 @@ def check(batch: Mapping[str, Tensor], inputs: Sequence[InputSpec], batch_size: 
 
 def _disagreement(samples: Sequence[object]) -> DataError | None:
     """Which sample differs from the first one, and how; None if all agree."""
+    for position, sample in enumerate(samples):
+        values = sample.values() if isinstance(sample, Mapping) else sample
+        if isinstance(values, Iterable) and any(map(is_list_of_numbers, values)):
+            return DataError(f"{_called(samples, position)} gives a list of numbers", remedy=ONE_TENSOR)
     first = dict(values_of(samples[0]))
     for name, value in first.items():
         if not isinstance(value, Tensor | np.ndarray | np.generic | int | float | str | bytes):

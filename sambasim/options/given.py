@@ -55,7 +55,8 @@ def given_settings(settings: object) -> list[Given]:
     """What `set=` gives in Python, `{"data.shuffle": False}`; None removes a name. Raises OptionError."""
     if not isinstance(settings, Mapping):
         raise OptionError(f"set is {show(settings)}, not a dictionary", remedy='set={"data.shuffle": False}')
-    return [Given(_path(str(name)), value, "set") for name, value in settings.items()]
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    return [Given(_path(str(name)), value, "set") for name, value in plain.items()]
 
 
 def given_flags(flags: Mapping[str, object], known: Mapping[str, Setting], options: Iterable[str] = ()) -> list[Given]:

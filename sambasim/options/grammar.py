@@ -34,7 +34,7 @@ def target_problems(target: str) -> Iterator[Problem]:
     parent, _, last = target.rpartition(".")
     remedy = None
     if ":" not in target and target.endswith(".toml"):
-        remedy = f"a config is given by --config {target}"
+        remedy = f"a config is no model: sambasim compile {target}, without --config and model.target"
     elif ":" not in target and target.endswith(".py"):
         remedy = f"add the name: {target}:NAME"
     elif ":" not in target and parent and _is_dotted(target):

@@ -46,7 +46,7 @@ def in_python(text: str, *, compiles: bool, typed: Collection[str] = ()) -> str:
         text = re.sub(rf"(?<![\w-]){flag}(?![\w-])", instead, text)
     text = text.replace("sambasim compile … ", "sambasim.compile(…) with ")
     text = re.sub(r"`sambasim (compile|run|simulate)`", r"`sambasim.\1`", text)
-    text = _SET.sub(_set, text)
+    text = _SET.sub(_set, re.sub(r"--set '([\w.]+=\[[^\]]*\])'", r"--set \1", text))
     text = _FLAG.sub(lambda found: found[0] if found["flag"] in typed else _translated(found), text)
     text = re.sub(f"{_END} {_BEGIN}", ", ", text)
     text = re.sub(rf"(python [^;\n]*?) {_BEGIN}", r"\1, with ", text)

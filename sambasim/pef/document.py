@@ -108,7 +108,7 @@ class PefDocument:
     compile_options: Table
     training_defaults: Table
     graphs: Annotated[Mapping[str, PefGraph], Len(1)]
-    digest: Annotated[str, Field(max_length=0, exclude=True)] = ""  # not in `pef.json`
+    digest: Annotated[str, Field(min_length=1, max_length=0, exclude=True)] = ""  # of no text in `pef.json`
 
     @property
     def first(self) -> PefGraph:

@@ -110,18 +110,20 @@ def _parsed(manifest: bytes) -> PefDocument:
     document = parse_file(manifest, parse, FORMAT, VERSION)
     if not _FILE_NAME.fullmatch(document.program.name):
         raise Misfit("program.name: it cannot be the name of a file")
+    if not document.has_several and document.program.name not in document.graphs:
+        raise Misfit("graphs: a graph alone is called as its program")
     _verify(document)
     return document
 
 
 def _verify(document: PefDocument) -> None:
     """Raises InternalError for a wrong program, and for graphs that disagree about a weight."""
-    if document.first.own:
-        raise InternalError("the first graph has no weights of its own: those of others differ from its")
     for name, graph in document.graphs.items():
         verify(graph.program)
         if unknown := set(graph.own).difference(graph.program.names_of(*WEIGHTS)):
             raise InternalError(f"the graph {name} has no weight {min(unknown)}, which it is to have of its own")
+    if document.first.own:
+        raise InternalError("the first graph has no weights of its own: those of others differ from its")
     _ = document.stored
 
 

@@ -37,7 +37,7 @@ _OF_INDICES = ("cross_entropy", "nll")
 
 def missing(name: str, known: Iterable[str]) -> OptionError:
     what = f"evaluations have no {name}, which is to say which is the best"
-    return OptionError(what, remedy=f"--keep-best {one_of(known)}")
+    return OptionError(what, remedy=f"--evaluation-metrics {name}, or --keep-best {one_of(dict.fromkeys(known))}")
 
 
 def has_accuracy(loss: LossOptions | None) -> bool:
@@ -59,6 +59,7 @@ class Metrics:
         padding: Mapping[str, float],
     ) -> None:
         self._metrics, self._targets = dict[str, _Function | _OfTorchmetrics](), list[str]()
+        self._taken: Sequence[str] = ("loss",)
         if not asked:
             return
         types = [program.symbols[output.symbol].type for output in program.evaluation.outputs]
@@ -87,8 +88,9 @@ class Metrics:
     def check_has(self, name: str, others: Iterable[str]) -> None:
         """Raises OptionError if an evaluation has no number called `name`, of these or `others`, or two of one name. A
         function may give numbers of any names."""
+        self._taken = (*others,)
         functions = [one.rpartition(":")[2] for one in self._metrics if ":" in one]
-        known = [*others, *(one for one in self._metrics if ":" not in one)]
+        known = [*self._taken, *(one for one in self._metrics if ":" not in one)]
         if twice := next((one for at, one in enumerate(functions) if one in (*known, *functions[:at])), None):
             what = f"a metric is a function called {twice}, and evaluations have another number of that name"
             raise OptionError(what, remedy="rename the function")
@@ -106,9 +108,10 @@ class Metrics:
         for name, metric in self._metrics.items() if kept else ():
             numbers = metric.over([batch[name] for batch in kept])
             found += [(str(one), _number(name, value)) for one, value in numbers.items()]
-        if len(found) > len(dict(found)):
-            names = ", ".join(name for name, _ in found)
-            raise OptionError(f"two metrics have the same name: {names}", remedy="rename one of the functions")
+        names = [name for name, _ in found]
+        if len(names) > len({*names}) or {*names}.difference(self._metrics).intersection(self._taken):
+            what = f"two numbers of an evaluation have the same name: {', '.join((*self._taken, *names))}"
+            raise OptionError(what, remedy="rename what the functions give")
         return dict(found)
 
 

@@ -59,4 +59,5 @@ def _copied(parameter: torch.nn.Parameter, memo: dict[int, Any]) -> torch.nn.Par
 torch.nn.Parameter.__deepcopy__ = _copied  # type: ignore[assignment, method-assign]  # copies keep attributes
 
 
-__dir__ = vars(torch.nn).keys
+def __dir__() -> list[str]:
+    return [*vars(torch.nn), "SambaParameter"]

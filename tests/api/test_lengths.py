@@ -102,7 +102,7 @@ def test_each_step_has_its_number_and_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("samples", "how", "says"),
     [
-        (texts(9, 9), {}, r"tokens is int64\[2, 9\], and the PEF takes int64\[2, 8\]"),
+        (texts(9, 9), {}, r"of length 9, .* is 8\n  try: .* with set=\{\"data.buckets\": \[4, 8, 9\]\}"),
         (texts(3, 3), {"set": {"data.padding": {"tokns": 1}}}, "tokns is of no input: these are tokens, target"),
         (texts(3, 3), {"set": {"data.buckets": [4]}}, "buckets"),
         (texts(3, 3), {"record_digests": "d.json"}, "watches one graph"),

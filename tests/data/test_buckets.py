@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sambasim.data.batches import collate
-from sambasim.data.buckets import Shapes, of_length, resized
+from sambasim.data.batches import ONE_TENSOR, collate
+from sambasim.data.buckets import Shapes, check_padding, of_length, resized
 from sambasim.data.datasets import Padding, WatchedDataset
 from sambasim.errors import DataError, OptionError
 from sambasim.options.grammar import parse_input
@@ -54,19 +54,53 @@ def test_what_does_not_fit_together_is_told_as_without_buckets() -> None:
 def test_a_batch_gets_another_length(length: int, row: Sequence[int]) -> None:
     assert resized(torch.ones(1, 2), length, 9).tolist() == [row]
     batch = {"x": torch.ones(3, 2, 5), "y": torch.ones(3, 2), "image": torch.ones(3, 7, 7), "n": torch.ones(3)}
-    shapes = {name: list(value.shape) for name, value in of_length(batch, length, {}).items()}
+    shapes = {name: list(value.shape) for name, value in of_length(batch, length, {}, (1, 2, 4)).items()}
     assert shapes == {"x": [3, length, 5], "y": [3, length], "image": [3, 7, 7], "n": [3]}
 
 
 def test_single_numbers_have_no_length() -> None:
     with pytest.raises(DataError, match="lengths of samples"):
-        of_length({"n": torch.ones(3)}, 2, {})
+        of_length({"n": torch.ones(3)}, 2, {}, (2,))
+
+
+def test_a_sample_longer_than_all_graphs_is_not_cut() -> None:
+    with pytest.raises(DataError, match=r"samples are of length 9, and the longest of data\.buckets is 8") as caught:
+        of_length({"x": torch.ones(3, 9)}, 4, {}, (8, 4))
+    assert caught.value.remedy == "cut them, or compile with --set 'data.buckets=[4, 8, 9]'"
+    with pytest.raises(DataError, match=r"input x has samples of length 9, and the longest of data\.buckets is 8"):
+        SHAPES.padded({"x": torch.ones(2, 9), "z": torch.zeros(2, 3)}, 1)
+
+
+def test_a_tensor_without_a_length_is_left_to_the_check_of_its_shape() -> None:
+    batch = {"x": torch.ones(2), "z": torch.zeros(2, 3)}
+    assert SHAPES.first_for(batch) == 0
+    assert SHAPES.padded(batch, 0)["x"] is batch["x"]
+
+
+@pytest.mark.parametrize(
+    ("padding", "what", "remedy"),
+    [
+        ({"nn": -100.0}, "data.padding.nn is of no input: these are x, n",
+         "--set data.padding.n=-100 --set data.padding.nn="),
+        ({"n": 2.5}, "data.padding.n = 2.5, and the input is int64", "--set data.padding.n=2"),
+    ],
+)  # fmt: skip
+def test_padding_that_does_not_fit_the_inputs(padding: dict[str, float], what: str, remedy: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_padding(padding, [parse_input("x", "float32[4]"), parse_input("n", "int64[4]")])
+    assert (caught.value.what, caught.value.remedy) == (what, remedy)
+
+
+def test_lists_of_numbers_are_to_be_tensors() -> None:
+    found = collate([{"x": [1, 2]}, {"x": [1, 2, 3]}], Padding())
+    assert isinstance(found, DataError)
+    assert (found.what, found.remedy) == ("sample 0 of the batch gives a list of numbers", ONE_TENSOR)
 
 
 SHAPES = Shapes([[parse_input("x", f"float32[{n}]"), parse_input("z", "float32[3]")] for n in (4, 8)], {"x": 5.0})
 
 
-@pytest.mark.parametrize(("length", "number", "padded"), [(1, 0, 4), (4, 0, 4), (5, 1, 8), (8, 1, 8), (9, 1, 9)])
+@pytest.mark.parametrize(("length", "number", "padded"), [(1, 0, 4), (4, 0, 4), (5, 1, 8), (8, 1, 8)])
 def test_the_first_graph_that_is_long_enough_takes_a_batch(length: int, number: int, padded: int) -> None:
     batch = {"x": torch.zeros(2, length), "z": torch.zeros(2, 3)}
     assert SHAPES.first_for(batch) == number

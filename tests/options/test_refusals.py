@@ -33,7 +33,7 @@ REFUSED = [
     (["training.batch_size=-1"], "training.batch_size = -1 (from --set): must be at least 1"),
     (["training.schedule.warmup_steps=" + "9" * 400], "must be at most 1,000,000,000"),
     (["optimizer.lr=nan"], "optimizer.lr = NaN (from --set): must be a finite number"),
-    (["model.target=net.toml"], "a config is given by --config"),
+    (["model.target=net.toml"], "sambasim compile net.toml, without"),
     (["optimizer.weigth_decay=0"], "did you mean optimizer.weight_decay?"),
     (["lr=0.1"], "did you mean optimizer.lr?"),
     (["optimizer.name=adm"], 'optimizer.name = "adm" (from --set): must be sgd, adam, adamw, adagrad, rmsprop, '),

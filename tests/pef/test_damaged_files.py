@@ -146,6 +146,10 @@ CASES: dict[str, tuple[Damage, int, str]] = {
     "no graph": (fields(lambda f: f.update(graphs={})), 9, "graphs: Dictionary should have at least 1 item"),
     "a key missing": (fields(lambda f: f.pop("data_source")), 9, "data_source: Field required"),
     "a digest of itself": (fields(lambda f: f.update(digest="0" * 64)), 9, "digest: String should have at most 0 ch"),
+    "an empty digest": (fields(lambda f: f.update(digest="")), 9, "digest: String should have at least 1 char"),
+    "a graph alone by another name": (
+        fields(lambda f: f.update(graphs={"x": f["graphs"]["logreg"]})), 9, "a graph alone is called as its program",
+    ),
     "a dangling reference": (
         node(0, args=[{"name": "nowhere\n  try:\trm\x1b[2K"}]),
         10, "invariant 2: node t reads nowhere\\n  try:\\trm\\x1b[2K",

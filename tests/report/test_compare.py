@@ -227,7 +227,9 @@ def test_the_first_option_or_operator_that_differs_is_told_and_a_name_is_no_diff
     found = compared_pefs(tmp_path, with_nodes(2, operator="aten._softmax.default"))
     assert found.graphs == [
         "the training graph: operator 2, section 0 FWD logreg__fwd_0: "
-        "A has `aten._log_softmax.default`, and B `aten._softmax.default`"
+        "A has `aten._log_softmax.default`: "
+        "`%log_softmax = aten._log_softmax.default(%addmm, 1, False) : float32[4, 2]`, "
+        "and B `aten._softmax.default`: `%log_softmax = aten._softmax.default(%addmm, 1, False) : float32[4, 2]`"
     ]
     assert found.verdict == f"they differ in {found.graphs[0]}"
     named = compared_pefs(tmp_path, with_nodes(0, name="other", source=None))

@@ -94,7 +94,7 @@ def test_what_ranks_have_whole_and_gather_is_told(tmp_path: Path) -> None:
     compiled = "\n".join(map(printed, compilation_report(done, details=True)))
     assert "whole along tp" in compiled
     assert f"digest {done.digest}" in compiled
-    assert re.search(r"capture the training step +[0-9.]+ m?s", compiled)
+    assert re.search(r"partition into sections +[0-9.]+ m?s", compiled)
 
 
 def test_stages_show_where_a_tied_parameter_is_updated(tmp_path: Path) -> None:

@@ -5,11 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sambasim.data.buckets import Shapes
-from sambasim.errors import OptionError
+from sambasim.data.buckets import Shapes, check_padding
 from sambasim.ir.program import Program
-from sambasim.ir.types import SymbolKind
-from sambasim.options.problem import nearest
 from sambasim.options.run import ResolvedRun
 from sambasim.pef import PefDocument, map_weights
 from sambasim.runtime.run.replica import input_specs
@@ -34,12 +31,9 @@ class Graphs:
         return self.change(self.document.program)
 
     def shapes(self) -> Shapes:
-        """Raises OptionError for padding of what is no input."""
+        """Raises OptionError for padding that does not fit the inputs."""
+        check_padding(self.run.data.padding, input_specs(self.document.program))
         inputs = [input_specs(self.change(graph.program)) for graph in self.document.graphs.values()]
-        padding, names = self.run.data.padding, self.document.program.names_of(SymbolKind.INPUT)
-        if unknown := next((name for name in padding if name not in names), None):
-            what, near = f"data.padding.{unknown} is of no input: these are {', '.join(names)}", nearest(unknown, names)
-            raise OptionError(what, remedy=f"--set data.padding.{near or names[0]}={padding[unknown]:g}")
         return Shapes(inputs[::-1], self.run.padded_data.padding)
 
     def in_memory(self, memory: DeviceMemory) -> Iterator[tuple[Program, TensorOf]]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sambasim.errors import InternalError, MachineError, OptionError, WeightsError, one_line
+from sambasim.errors import InternalError, MachineError, OptionError, WeightsError
 from sambasim.files import TwiceError, in_memory, once, regular, replacing
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
@@ -90,8 +90,7 @@ def read_saved(path: Path, remedy: str) -> object:
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror}", remedy="check its permissions") from error
     except Exception as error:  # torch has no class of its own for what a damaged file brings about
-        said = one_line(str(error))[:160]
-        what = f"{path} is no file of torch.save with tensors, numbers and texts alone: {said}"
+        what = f"{path} is no file of torch.save with tensors, numbers and texts alone, or is damaged"
         raise WeightsError(what, remedy=remedy) from error
 
 

@@ -133,20 +133,21 @@ class StatusFile:
         """A new file in the first of `folders` that can be written; those of killed runs go. Raises MachineError."""
         reasons = []
         for folder in folders:
-            path = folder / name
+            path, hidden = folder / name, folder / f".{name}"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                path.unlink(missing_ok=True)  # of an earlier process with the same number
-                with path.open("xb") as file:
+                hidden.unlink(missing_ok=True)  # of an earlier process with the same number
+                with hidden.open("xb") as file:
                     # On a full disk, the first write to a sparse mapping would kill the rank by SIGBUS.
                     os.posix_fallocate(file.fileno(), 0, LINE_BYTES * (local_size + 1))
                     file.write(_row(_HEADINGS) + _row({}) * local_size)
-                created = cls(path)
+                created = cls(hidden)
+                created.path = hidden.rename(path)  # once it is locked: other runs remove what nobody has locked
                 _remove_earlier(folder, name)
                 return created
             except (OSError, ValueError) as error:
                 with suppress(OSError):
-                    path.unlink()
+                    hidden.unlink()
                 reasons.append(f"{folder}: {getattr(error, 'strerror', None) or error}")
         what = f"the status file of the ranks cannot be written: {'; '.join(reasons)}"
         raise MachineError(what, remedy="free space there, or name a folder that can be written: --log-dir FOLDER")

@@ -139,7 +139,8 @@ def measure_sections(
     sums = {time: _sum_of_known(row[time] for row in rows) for time in ("measured_s", "predicted_s")}
     figures: dict[str, JsonValue] = {"sections_s": sums["measured_s"], "predicted_sections_s": sums["predicted_s"]}
     figures |= {"step_p90_s": slow_s, "sections": rows}
-    every = [*rows, {"sections": "all", "kind": "", "name": "", **sums}]
+    every = [{**row, "sections": "-".join(dict.fromkeys(str(row["sections"][at]) for at in (0, -1)))} for row in rows]
+    every.append({"sections": "all", "kind": "", "name": "", **sums})
     shown = table(repeated.title(steps), every, "sections:section, kind, name", "measured_s, predicted_s")
     lines = [Tables([shown], every).text(_WIDTH), spread]
     return repeated.report(steps, figures, lines, json, bench_report_json, compiled_stats_json)

@@ -114,7 +114,8 @@ class Planner:
                 waiting += left[family(candidate)][-1:]
                 del left[family(candidate)][-1:]
         in_order = sorted(best.values(), key=lambda candidate: order(candidate, goal))
-        return in_order, [*others, *(candidate for candidate in waiting if candidate.is_exact)]
+        others += (candidate for candidate in waiting if candidate.is_exact)
+        return in_order, sorted(others, key=lambda candidate: order(candidate, goal))
 
     def with_priced_frontier(self, plan: Plan) -> Plan:
         """`plan`, in which the strategies that estimates do not beat are compiled and priced too, at most 32."""

@@ -1,8 +1,10 @@
 """The status file of a node: each rank writes its own line only, and other ranks and people can read it."""
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -81,6 +83,7 @@ def test_the_first_folder_that_can_be_written_is_taken(tmp_path: Path) -> None:
 _KILLED = """
 import sys
 from pathlib import Path
+from typing import IO
 from sambasim.runtime.watch.status_file import StatusFile
 for name in sys.argv[2:]:
     StatusFile.create([Path(sys.argv[1])], name, 1).activity(0).begin(0, "a", 1)
@@ -99,3 +102,20 @@ def test_a_new_file_takes_the_place_of_those_of_runs_that_were_killed(tmp_path: 
     assert alive.path.exists()
     assert created.path.exists()
     assert all((tmp_path / name).exists() for name in others), "of another PEF, and of another host"
+
+
+def test_a_run_that_starts_at_the_same_time_takes_no_file_that_is_not_locked_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, others = fcntl.flock, list[StatusFile]()
+
+    def late(file: IO[bytes], how: int) -> None:
+        if not others and how == fcntl.LOCK_SH:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            others.append(StatusFile.create([tmp_path], name_of("net", "host", 2), 1))
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    file = StatusFile.create([tmp_path], name_of("net", "host", 1), 1)
+    assert (file.path.exists(), others[0].path.exists()) == (True, True)
+    assert sorted(tmp_path.iterdir()) == [file.path, others[0].path]

@@ -238,7 +238,7 @@ else:
 @pytest.mark.parametrize(
     ("how", "code", "first", "last"),
     [
-        ("ours", 2, "error[data] (rank 1 on ", "script.py:17"),
+        ("ours", 2, "error[data] (rank 1 on ", 'script.py:17: raise DataError("no data")'),
         whole_case("alike", 2, "error[data] (every rank): no data", "script.py:14"),
         whole_case("own", 1, "the script failed (rank 1 on ", "ZeroDivisionError: division by zero"),
         ("exit", 3, "a rank left while others worked (rank 1 on ", "exit code 3"),
