@@ -2,7 +2,7 @@
 what its class does."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from sambasim.commands.torch_optimizers import Taken, is_of_a_library, options_of_group, refuse_changed_step, taken_over
 from sambasim.compiler.capture.step import NAMED_LOSSES, Loss, first_tensor
-from sambasim.compiler.capture.tensors import Held, held_by
+from sambasim.compiler.capture.tensors import trained_by
 from sambasim.data.arrays import ArraysDataset
 from sambasim.data.batches import Batch, collate, each_value, is_text, values_of
 from sambasim.data.datasets import Collate, collate_of
@@ -22,7 +22,6 @@ from sambasim.errors import DataError, ModelError, OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.grammar import LOSS_ARGUMENTS
 from sambasim.options.problem import one_of
-from sambasim.units import first_of
 
 _MODULES = {f"{name.replace('_', '')}loss": name for name in LOSS_ARGUMENTS}
 """The losses by the names of torch's modules, in lower case: `bce_with_logits` is BCEWithLogitsLoss."""
@@ -179,12 +178,13 @@ def optimizer_of(optimizer: object, model: nn.Module) -> tuple[dict[str, object]
     step that is not torch's; ModelError for other parameters."""
     if isinstance(optimizer, str):
         return {"name": optimizer}, None
-    held, tables = held_by(model), list[tuple[dict[str, Any], list[str]]]()
-    names = {id(one.tensor): one.name for one in held if one.tensor.requires_grad}
-    optimizers = optimizers_in(optimizer)
+    optimizers, tables = optimizers_in(optimizer), list[tuple[dict[str, Any], list[str]]]()
     for one in optimizers:
         refuse_changed_step(one, _kind_of(one)[1])
     taken = taken_over(optimizers)
+    if not (names := trained_by(optimizers, model)):
+        name = " and ".join(type(one).__name__ for one in optimizers)
+        raise ModelError(f"the model has no parameter for {name}", remedy="set requires_grad_(True) on what is trained")
     groups = [(one, group) for one in optimizers for group in one.param_groups]
     for (one, group), rate in zip(groups, taken.rates if taken else [group["lr"] for _, group in groups], strict=True):
         kind, full_name = _kind_of(one)
@@ -195,7 +195,6 @@ def optimizer_of(optimizer: object, model: nn.Module) -> tuple[dict[str, object]
         options = options_of_group(kind, {**group, "lr": rate}, full_name)
         table = options.model_dump(exclude_none=True, exclude={"groups"})
         tables.append((table, [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]))
-    _check_parameters(optimizers, held)
     (first, _), *others = [table for table in tables if table[1]]
     differing = [{"match": paths, **_differences(options, first)} for options, paths in others]
     return {**first, "groups": differing}, taken
@@ -215,21 +214,3 @@ def _kind_of(optimizer: torch.optim.Optimizer) -> tuple[str, str]:
 def _differences(options: Mapping[str, Any], from_: Mapping[str, Any]) -> dict[str, Any]:
     is_other = options["name"] != from_["name"]
     return {name: value for name, value in options.items() if is_other or value != from_[name]}
-
-
-def _check_parameters(optimizers: Sequence[torch.optim.Optimizer], held: Sequence[Held]) -> None:
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    parameters = [id(parameter) for group in groups for parameter in group["params"]]
-    name, given = " and ".join(type(optimizer).__name__ for optimizer in optimizers), set(parameters)
-    made = f"torch.optim.{type(optimizers[0]).__name__}(model.parameters(), …)"
-    trained = [one for one in held if one.is_parameter and one.tensor.requires_grad]
-    if not trained:
-        raise ModelError(f"the model has no parameter for {name}", remedy="set requires_grad_(True) on what is trained")
-    if left := [one.name for one in trained if id(one.tensor) not in given]:
-        remedy = f"make it from all of them, {made}, or freeze the others"
-        raise ModelError(f"{name} does not update {first_of(left, 1)}", remedy=remedy)
-    if foreign := len(given - {id(one.tensor) for one in held}):
-        what = f"{name} also updates {foreign} parameters that the model does not have"
-        raise ModelError(what, remedy=f"{made}, made for this model")
-    if len(parameters) > len(given):
-        raise ModelError(f"{name} has a parameter twice, and would update it twice in a step", remedy=made)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.capture.results import tensors_in
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.capture.tensors import held_by
+from sambasim.compiler.capture.tensors import trained_by
 from sambasim.compiler.update import Update
 from sambasim.errors import DataError, ModelError, OptionError, say
 from sambasim.ir.program import Program
@@ -34,7 +34,6 @@ from sambasim.samba.notices import say_once
 from sambasim.samba.optim import SGD, Adam, AdamW
 from sambasim.samba.process import STARTED_IN, app_command, app_error, current, type_error
 from sambasim.samba.tensor import SambaTensor, host_values
-from sambasim.units import first_of
 
 Optimizer: TypeAlias = SGD | Adam | AdamW
 
@@ -176,25 +175,11 @@ def _updates(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterable[Upda
         remedy = "pass samba.optim.SGD(model.parameters(), …) as the third argument; or, to predict, --inference, "
         remedy += "and inference=True in config_dict"
         raise app_error(OptionError, "training needs an optimizer", remedy)
-    paths = {id(held.tensor): held.name for held in held_by(model) if held.is_parameter}
-    updated: set[str] = set()
+    trained = trained_by(optimizers, model)
     for optimizer in optimizers:
         for group, options in zip(optimizer.param_groups, optimizer.options(), strict=True):
-            names = frozenset(paths[id(p)] for p in group["params"] if id(p) in paths and p.requires_grad)
-            others = sum(id(p) not in paths for p in group["params"])
-            if others:
-                what = f"{type(optimizer).__name__} updates {others} parameters that the model does not have"
-                raise ModelError(what, remedy="make the optimizer after the model is complete, from model.parameters()")
-            twice = sorted(updated & names)
-            if twice:
-                raise ModelError(f"two optimizers, or groups, update {twice[0]}", remedy="give it to one of them")
-            updated |= names
-            if names:
+            if names := frozenset(trained[id(p)] for p in group["params"] if id(p) in trained):
                 yield Update(options.name, options.hyperparameters(), names, has_all_states=True)
-    missing = [held.name for held in held_by(model) if held.tensor.requires_grad and held.name not in updated]
-    if missing:
-        what = f"no optimizer updates {first_of(missing)}"
-        raise ModelError(what, remedy="give them to an optimizer, or freeze them: parameter.requires_grad_(False)")
 
 
 def compile_request(asked: Mapping[str, Request], metadata: Mapping[str, object]) -> str:

@@ -302,12 +302,12 @@ def _changed(change: Callable[[Any], object]) -> Callable[[nn.Module], Optimizer
         (_changed(lambda o: setattr(o, "step", _does_nothing)), "step of torch.optim.SGD is not torch's"),
         (_changed(lambda o: setattr(o, "zero_grad", _does_nothing)), "zero_grad of torch.optim.SGD is not torch's"),
         (_changed(lambda o: o.param_groups[0].update(lr_scale=0.1)), "SGD has lr_scale, which is no option"),
-        (_changed(lambda o: o.param_groups[0]["params"].append(o.param_groups[0]["params"][0])), "a parameter twice"),
+        (_changed(lambda o: o.param_groups[0]["params"].append(o.param_groups[0]["params"][0])), "has 0.weight twice"),
         (lambda model: Halved(model.parameters(), lr=0.1), "step of torch.optim.SGD is not torch's, but Halved.step"),
         (lambda model: type("AdamW", (AdamW,), {"step": _does_nothing})(model.parameters()), "AdamW is not torch's"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "a PEF has no optimizer LBFGS"),
         (lambda model: SGD(model.parameters(), differentiable=True), "does not have differentiable"),
-        (lambda model: SGD([*model.parameters(), nn.Parameter(torch.zeros(1))]), "also updates 1 parameters"),
+        (lambda model: SGD([*model.parameters(), nn.Parameter(torch.zeros(1))]), "SGD updates 1 parameters"),
     ],
 )  # fmt: skip
 def test_a_step_that_is_not_torchs_is_refused_by_name(

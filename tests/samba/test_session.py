@@ -168,7 +168,7 @@ def test_a_compile_refuses() -> None:
         (DataError, "the batch of x is along axis 1, but a replica's", "transpose", layer_batch(batch_dim=1), ours),
         (OptionError, "SGD cannot be compiled", "samba.optim.SGD", x, torch.optim.SGD),
         (ModelError, "mat1 and mat2 shapes cannot be multiplied", "", [samba.randn(4, 7, name="x")], ours),
-        (ModelError, "no optimizer updates linear.bias", "give", x, lambda p, lr: ours([next(p)], lr)),
+        (ModelError, "SGD does not update linear.bias", "freeze", x, lambda p, lr: ours([next(p)], lr)),
     ):  # fmt: skip
         model = samba.from_torch_model_(Layer())
         optimizers: Any = optimizer(model.parameters(), lr=0.1)

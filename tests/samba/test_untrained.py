@@ -70,7 +70,7 @@ def test_where_nothing_trains_the_forward_is_compiled_and_told(
 
 def test_parameters_in_no_group_of_an_optimizer_are_still_missed(tmp_path: Path) -> None:
     model = nn.Linear(6, 3)
-    with pytest.raises(ModelError, match="no optimizer updates weight, bias"):
+    with pytest.raises(ModelError, match="SGD does not update weight, bias"):
         compiled((model, _sgd([])), INPUTS, tmp_path)
 
 

@@ -4,7 +4,7 @@ operands and give float32; functions of `ADDING` are widened and their results r
 after each addition."""
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations
@@ -23,6 +23,7 @@ from sambasim.data.user_code import summary, user_line
 from sambasim.errors import CaptureError, ModelError
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.units import first_of
 
 _STRIDED = "_sambasim_strided"
 """The attribute of a tensor that `as_on_device` has replaced the data of: what it had before."""
@@ -139,6 +140,26 @@ def _training_problems(model: nn.Module, held: Sequence[Held], replicas: bool) -
             what = f"the {named} is SyncBatchNorm, whose statistics are those of all replicas together"
             own = "nn.BatchNorm1d, 2d or 3d, with statistics of each replica's own batch"
             yield what, f"{own}; or compile for one replica, without --data-parallel and --tensor-parallel batch"
+
+
+def trained_by(optimizers: Sequence[torch.optim.Optimizer], model: nn.Module) -> Mapping[int, str]:
+    """The names of what trains in `model`, by the ids of its tensors. Raises ModelError unless `optimizers` have each
+    of them once, and none of another model."""
+    held = held_by(model)
+    trained = {id(one.tensor): one.name for one in held if one.tensor.requires_grad}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    counts = Counter(id(parameter) for group in groups for parameter in group["params"])
+    given = " and ".join(type(optimizer).__name__ for optimizer in optimizers)
+    made = f"{type(optimizers[0]).__name__}(model.parameters(), …)"
+    if left := [name for key, name in trained.items() if key not in counts]:
+        remedy = f"make it from all of them, {made}, or freeze the others: parameter.requires_grad_(False)"
+        raise ModelError(f"{given} does not update {first_of(left)}", remedy=remedy)
+    if foreign := len(counts.keys() - {id(one.tensor) for one in held}):
+        what = f"{given} updates {foreign} parameters that the model does not have"
+        raise ModelError(what, remedy=f"{made}, made for this model when it is complete")
+    if twice := [name for key, name in trained.items() if counts[key] > 1]:
+        raise ModelError(f"{given} has {first_of(twice)} twice, and would update it twice in a step", remedy=made)
+    return trained
 
 
 def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.EmbeddingBag]:
