@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sambasim.errors import OptionError, WeightsError
 from sambasim.files import once, replacing
-from sambasim.runtime.values.memory import write_tensors
+from sambasim.runtime.values.memory import read_saved, write_tensors
 from sambasim.samba.checks.options import ON_DEVICE
 from sambasim.samba.process import app_error
 from sambasim.samba.request import Optimizer, as_sequence
@@ -140,11 +139,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _read_shard(file: Path) -> Mapping[str, Tensor]:
-    try:
-        held = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu")
-    except Exception as error:  # torch has no class of its own for what a damaged file brings about
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise _misfit(file, f"cannot be read: {reason}", "copy the checkpoint again") from error
+    held = read_saved(file, "copy the checkpoint again")
     if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
         raise _misfit(file, "holds more than tensors by name", "save model.state_dict() alone")
     return held
