@@ -39,7 +39,7 @@ from sambasim.compiler.sharding.plan import general
 from sambasim.compiler.update import Update
 from sambasim.errors import CaptureError, DataError, ModelError
 from sambasim.ir.dataflow import gathers
-from sambasim.ir.mesh import TENSOR
+from sambasim.ir.mesh import TENSOR, copy_mesh
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import BUILD_FIELDS, CompileOptions
@@ -60,7 +60,7 @@ def _notices_of(built: Built, program: Program, model: nn.Module, options: Compi
     held = held_by(model)
     yield from built.notices
     received: Counter[str] = Counter()
-    for gather in gathers(program.leading, TENSOR, next((one.size for one in program.mesh if one.name == TENSOR), 1)):
+    for gather in gathers(program.leading, TENSOR, copy_mesh(program.mesh).size(TENSOR)):
         reader = f"{gather.operator} of {general(gather.module)}" if gather.module else gather.operator
         received[reader] += gather.received_bytes
     if received:

@@ -23,17 +23,12 @@ from functools import partial
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import groups_of, has_effect, needed_for, number_of, pass_and_update, readiness
 from sambasim.ir.graph import Graph, Node, Section, with_sections
-from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, copy_mesh
 from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, SymbolKind, parameter_of
 
 _OF_A_BATCH = (SymbolKind.INPUT, SymbolKind.TANGENT, SymbolKind.OUTPUT)
-
-
-def pipeline_ranks(program: Program) -> int:
-    """The size of the axis pp: 1 for a program without stages."""
-    return next((axis.size for axis in program.mesh if axis.name == PIPELINE), 1)
 
 
 def ranks_of_groups(program: Program) -> Mapping[str, int]:
@@ -46,7 +41,7 @@ def ranks_of_groups(program: Program) -> Mapping[str, int]:
 
 def holders_of_gradients(program: Program) -> Mapping[str, tuple[int, set[int]]]:
     """By gradient: the rank on the axis pp that completes it, and the others that read its parameter."""
-    training, ranks = program.training, pipeline_ranks(program)
+    training, ranks = program.training, copy_mesh(program.mesh).size(PIPELINE)
     if training is None or ranks == 1:
         return {}
     of_graphs = [ranks_of_values(graph, ranks) for graph in program.graphs]
@@ -86,7 +81,7 @@ def first_holders(program: Program) -> Mapping[str, int]:
 def of_ranks(program: Program) -> tuple[Program, ...]:
     """The program of each rank on the axis pp: its sections, its groups, and the symbols that they work on. Symbols
     that no rank works on are the first one's."""
-    ranks = pipeline_ranks(program)
+    ranks = copy_mesh(program.mesh).size(PIPELINE)
     if ranks == 1:
         return (program,)
     everywhere = program.names_of(*_OF_A_BATCH, SymbolKind.ARGUMENT, SymbolKind.REDUCE_BUFFER)

@@ -5,10 +5,10 @@ from math import prod
 from sambasim.errors import MOST_REPLICAS, InvariantError, OptionError
 from sambasim.ir.dataflow import axis_of, groups_of, number_of, pass_and_update
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
-from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
+from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, copy_mesh
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import LOSS_SCALE, MASTER, Program
-from sambasim.ir.ranks import copied, ends_of, holders_of_gradients, pipeline_ranks
+from sambasim.ir.ranks import copied, ends_of, holders_of_gradients
 from sambasim.ir.schedule import check
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, TensorType
 
@@ -203,7 +203,7 @@ _LARGEST_TAG = 30_000  # MPI has tags up to 32,767 everywhere
 
 
 def pipeline(program: Program) -> None:
-    schedule, ranks = program.schedule, pipeline_ranks(program)
+    schedule, ranks = program.schedule, copy_mesh(program.mesh).size(PIPELINE)
     require((schedule is None) == all(axis.name != PIPELINE for axis in program.mesh), 16, "a pipeline has a schedule")
     if schedule is None:
         return
@@ -245,7 +245,7 @@ def _verify_messages(graph: Graph, program: Program, ranks: int) -> None:
 
 
 def copies(program: Program) -> None:
-    nodes = program.training.nodes if program.training and pipeline_ranks(program) > 1 else ()
+    nodes = program.training.nodes if program.training and copy_mesh(program.mesh).size(PIPELINE) > 1 else ()
     copy_nodes = {symbol: node for node in nodes if (symbol := copied(node)) is not None}
     holders, expected = holders_of_gradients(program), []
     for group, member in ((one, member) for one in program.groups for member in one.members):

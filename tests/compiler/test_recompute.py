@@ -14,7 +14,7 @@ from sambasim.compiler.passes import Partition, Recompute, pipeline, run_pipelin
 from sambasim.compiler.stages import is_view
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
-from sambasim.ir.ranks import of_ranks, pipeline_ranks
+from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import ActionKind, in_flight
 from sambasim.ir.verify import Progress, verify
 from sambasim.runtime.engine.executor import Executor, tangent_of
@@ -153,9 +153,9 @@ def assert_repeats(program: Program) -> None:
     """Something is computed again, and each operator on the rank that has computed it before."""
     rank_of = {
         node.name: rank
-        for rank in range(pipeline_ranks(program))
-        if (training := of_ranks(program)[rank].training) is not None
-        for node in training.nodes
+        for rank, part in enumerate(of_ranks(program))
+        if part.training is not None
+        for node in part.training.nodes
     }
     repeated = [name for name in rank_of if name.endswith("__again") and name.removesuffix("__again") in rank_of]
     assert repeated
