@@ -1,7 +1,7 @@
 """What is predicted for a PEF, or for a model, which is captured without memory, also beside published figures."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from sambasim.costs.cut import Level
 from sambasim.errors import LARGEST_COUNT, MOST_MICRO_STEPS, MOST_REPLICAS, MachineError, OptionError, PefError
 from sambasim.hardware.placement import inventory_of, place
-from sambasim.hardware.spec import ALIASES, arch_of, cluster_names, device_names, load_cluster, load_device
+from sambasim.hardware.spec import cluster_names, device_names, load_cluster, load_device
 from sambasim.ir.mesh import copy_mesh, mesh_of
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions, compile_options
@@ -78,12 +78,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A program for each graph and asked batch size, and how it was compiled. `recomputed`: captures a model anew."""
+    """A program for each graph and asked batch size, and the options that it was compiled with. `recomputed`: captures
+    a model anew."""
 
     programs: Sequence[tuple[int, Program]]
-    arch: str
-    tiles: int | None
-    level: Level
+    compiled: Mapping[str, object]
     micro_steps: int
     recomputed: Callable[[int], Program] | None = None
 
@@ -92,8 +91,7 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
     """For each batch size. With `one_device`, a copy of the model must have one rank. Raises OptionError for invalid
     arguments, if possible before the capture of a model; MachineError for what does not fit, with what would; PefError
     for arguments that its operators do not take: reading a PEF checks only their form, as rule 25 needs PyTorch."""
-    device = load_device(question.arch) if question.arch else None
-    cluster = load_cluster(question.cluster) if question.cluster else None
+    inventory_of({}, arch=question.arch, cluster=question.cluster)  # raises for unknown names before a capture
     name, predictions = question.subject, list[Prediction]()
     if is_model(name):
         subject = _of_model(question, on_phase)
@@ -101,8 +99,7 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
         raise OptionError(f"--set changes a config, and {name} is a PEF", remedy=f"sambasim simulate {name}")
     else:
         subject = _of_pef(question)
-    device = device or load_device(subject.arch)
-    cluster = cluster or load_cluster(device.cluster)
+    inventory = inventory_of(subject.compiled, arch=question.arch, tiles=question.num_tiles, cluster=question.cluster)
     for _, program in subject.programs:
         mesh = copy_mesh(program.mesh)
         if one_device and mesh.world_size > 1:
@@ -111,9 +108,8 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
             raise OptionError(f"this is a prediction for one device, and {ranks}", remedy=remedy)
         if not one_device and program.ranks_of_replica > 1:
             _check_as_compiled(question, program)
-    asked, own = (ALIASES.get(arch, arch) for arch in (question.arch or subject.arch, subject.arch))
-    tiles = subject.tiles if question.num_tiles is None and asked == own else question.num_tiles
-    level, steps = _level_of(question.level or subject.level), subject.micro_steps
+    device, tiles, steps = inventory.device, inventory.tiles, subject.micro_steps
+    level = _level_of(question.level or subject.compiled.get("opt_level"))
     try:
         for size, program in subject.programs:
             replicas, samples = question.replicas, size
@@ -121,7 +117,7 @@ def predicted(question: Question, on_phase: OnPhase, *, one_device: bool = False
                 samples = program.batch_size
                 replicas = replicas if several_replicas(program, replicas) else (1,)
             try:
-                of_size = partial(predict, program, device, tiles, level, cluster, replicas)
+                of_size = partial(predict, program, device, tiles, level, inventory.cluster, replicas)
                 predictions.append(of_size(batch_size=samples, micro_steps=steps))
             except MachineError as error:
                 if program.ranks_of_replica == 1:
@@ -182,14 +178,13 @@ def _of_pef(question: Question) -> _Subject:
         named = ((name, graph.program) for name, graph in document.graphs.items())
         graphs = [replace(graph, name=f"{program.name}, graph {name}") for name, graph in named]
     programs = [(size, graph) for graph in graphs for size in question.batch_sizes or (graph.batch_size,)]
-    tiles, level = compiled.get("num_tiles"), _level_of(compiled.get("opt_level"))
     training = document.training_defaults.get("training")
     stored = training.get("accumulation_steps") if program.training and isinstance(training, dict) else None
     steps = 1 if stored is None else stored
     if type(steps) is not int or not 1 <= steps <= MOST_MICRO_STEPS:
         what = f"the PEF accumulates {steps!a} micro-steps in a step; the most is {MOST_MICRO_STEPS:,}"
         raise PefError(what, where="training.accumulation_steps of the PEF", remedy=COMPILE_AGAIN)
-    return _Subject(programs, arch_of(compiled), tiles if isinstance(tiles, int) else None, level, steps)
+    return _Subject(programs, compiled, steps)
 
 
 def _of_model(question: Question, on_phase: OnPhase) -> _Subject:
@@ -207,8 +202,7 @@ def _of_model(question: Question, on_phase: OnPhase) -> _Subject:
 
     programs = [(each.training.batch_size, shapes_from_options(each, on_phase)) for each in options]
     again = recomputed if first.recompute == "none" and not first.inference else None
-    steps = first.training.accumulation_steps
-    return _Subject(programs, first.arch, first.num_tiles, first.opt_level, steps, again)
+    return _Subject(programs, first.model_dump(), first.training.accumulation_steps, again)
 
 
 def _level_of(stored: object) -> Level:

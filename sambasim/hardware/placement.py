@@ -29,8 +29,9 @@ def inventory_of(
 ) -> Inventory:
     """The hardware that a PEF was compiled for; `arch`, `tiles` and `cluster` replace parts of it. The tiles of the PEF
     apply to its own device only. Raises OptionError for unknown names, PefError for impossible tiles."""
-    device = load_device(arch or arch_of(options))
-    of_pef = options.get("num_tiles") if arch is None else None
+    own = load_device(arch_of(options))
+    device = load_device(arch) if arch else own
+    of_pef = options.get("num_tiles") if device == own else None
     if tiles is None and isinstance(of_pef, int):
         if device.tiles is None or not 1 <= of_pef <= device.tiles:
             most = device.tiles or "an unknown number"

@@ -114,5 +114,6 @@ def test_a_pef_says_its_device_and_tiles_unless_somebody_else_does() -> None:
     assert of_pef.share == "2 of 4 tiles of SN10"
     other = inventory_of(compiled, arch="sn40")
     assert (other.device.name, other.tiles, other.cluster.name) == ("SN40L", None, "sn40l-16")
+    assert inventory_of(compiled, arch="sn10").tiles == 2, "its own device has the tiles of the PEF"
     assert inventory_of(compiled, tiles=1, cluster="nvlink3-8").tiles == 1
     assert inventory_of({"num_tiles": None}).share == "SN30"
