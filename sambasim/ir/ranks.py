@@ -44,23 +44,16 @@ def holders_of_gradients(program: Program) -> Mapping[str, tuple[int, set[int]]]
     training, ranks = program.training, copy_mesh(program.mesh).size(PIPELINE)
     if training is None or ranks == 1:
         return {}
-    of_graphs = [ranks_of_values(graph, ranks) for graph in program.graphs]
-    made, found = of_graphs[0][0], {}
-    for name, rank in ((output.symbol, made.get(output.value, 0)) for output in training.outputs):
-        if program.symbols[name].kind is SymbolKind.GRADIENT:
-            found[name] = rank, set().union(*(read.get(parameter_of(name), ()) for _, read in of_graphs)) - {rank}
-    return found
-
-
-def ranks_of_values(training: Graph, ranks: int) -> tuple[Mapping[str, int], Mapping[str, set[int]]]:
-    """The rank that makes each value in a pass, and the ranks that read each value or symbol."""
     made: dict[str, int] = {}
-    read: dict[str, set[int]] = defaultdict(set)
-    for section, node in training.nodes_in(pass_and_update(training)[0]):
-        made |= dict.fromkeys(node.makes, section.stage % ranks)
-        for name in node.reads:
-            read[name].add(section.stage % ranks)
-    return made, read
+    readers: dict[str, set[int]] = defaultdict(set)  # in any graph
+    for graph in program.graphs:
+        for section, node in graph.nodes_in(pass_and_update(graph)[0]):
+            made |= dict.fromkeys(node.makes if graph is training else (), section.stage % ranks)
+            for name in node.reads:
+                readers[name].add(section.stage % ranks)
+    kept = {output.symbol: made.get(output.value, 0) for output in training.outputs}
+    gradients = [name for name in kept if program.symbols[name].kind is SymbolKind.GRADIENT]
+    return {name: (kept[name], readers[parameter_of(name)] - {kept[name]}) for name in gradients}
 
 
 def copied(node: Node) -> str | None:
