@@ -31,10 +31,10 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import without_loss
 from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
-from sambasim.options.compile import BUILD_FIELDS, CompileOptions
+from sambasim.options.compile import CompileOptions
 from sambasim.options.given import as_table
 from sambasim.options.grammar import FLOAT_DTYPES, SYNTHETIC, TARGET
-from sambasim.options.training import ModelOptions, Sections
+from sambasim.options.training import ModelOptions
 from sambasim.pef import PefDocument, read, seal
 from sambasim.pef.document import Compiled
 from sambasim.pef.files import compile_several, record_compiled, writing
@@ -308,12 +308,10 @@ def _options_of(document: PefDocument, target: str) -> CompileOptions:
         module, _, name = target.rpartition(":")
         return (Path(module).name if module.endswith(".py") else module), name
 
-    given, defaults = document.compile_options, document.training_defaults
+    given, data = document.compile_options, document.data_source
     model = as_table(given.get("model"))
     is_same = place(str(model.get("target") or target)) == place(target)
     args = model.get("args") if is_same else None
-    tables: dict[str, object] = {name: defaults[name] for name in Sections.model_fields if name in defaults}
-    tables["data"] = {**document.data_source, "source": document.data_source.get("source") or SYNTHETIC}
-    stored = dict(Sections.model_validate(tables))
-    stored["model"] = build(ModelOptions, {"target": target, "args": args or {}}, where=f"--against {target}")
-    return build(CompileOptions, stored | {name: value for name, value in given.items() if name in BUILD_FIELDS})
+    named = build(ModelOptions, {"target": target, "args": args or {}}, where=f"--against {target}")
+    data = {**data, "source": data.get("source") or SYNTHETIC}
+    return build(CompileOptions, {**document.training_defaults, **given, "data": data, "model": named})

@@ -12,6 +12,7 @@ from sambasim.commands.question import is_model, options_of_model
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
+from sambasim.options.base import build
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
@@ -115,10 +116,7 @@ def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
         raise OptionError(what, remedy=remedy)
     if compiled.get("recompute") != "none":
         raise OptionError(f"{program.name} recomputes activations", remedy=remedy)
-    tables: dict[str, object] = {"data": document.data_source, "model": compiled.get("model")}
-    tables |= {name: value for name, value in document.training_defaults.items() if value is not None}
-    tables |= {table: {name: compiled[name] for name in names if name in compiled} for table, names in _TABLES.items()}
-    return options_in_python(tables, {}), program
+    return build(CompileOptions, {**document.training_defaults, "data": document.data_source, **compiled}), program
 
 
 def _spaces(
