@@ -17,7 +17,7 @@ from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.pipeline import PipelineParallel
 from sambasim.compiler.sharding.plan import tp_plan_of
 from sambasim.compiler.sharding.tensor_parallel import TensorParallel
-from sambasim.compiler.stages import Values, crossing_of, is_view, values_of
+from sambasim.compiler.stages import Values, crossing_of, values_of
 from sambasim.compiler.update import AddDataParallel, AttachOptimizers, Update
 from sambasim.costs.cut import Level, cut
 from sambasim.costs.fit import check_chip, check_memory
@@ -25,7 +25,7 @@ from sambasim.costs.work import at_batch_size, work_of, works_of_ranks
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget, budget_of
 from sambasim.hardware.spec import load_device
-from sambasim.ir.dataflow import actions_of
+from sambasim.ir.dataflow import actions_of, is_view
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, Ref, Section, SectionKind, TorchConstant, renamed, with_sections
 from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import ParameterGroup, Program

@@ -14,8 +14,9 @@ from sambasim.costs.price import alone_s
 from sambasim.costs.work import at_batch_size, work_of
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import Budget
+from sambasim.ir.dataflow import is_view
 from sambasim.ir.graph import Graph, Node, SectionKind
-from sambasim.ir.operators import OPERATORS, OperatorKind
+from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import Schedule
 from sambasim.ir.types import SymbolKind, parameter_of
@@ -47,10 +48,6 @@ class Values:
         """The changed buffers that `node` reads, or a view of."""
         views = [self.buffers_read_by(self.maker[name]) for name in node.reads if self.is_view(name)]
         return set(self.changed.intersection(node.reads)).union(*views)
-
-
-def is_view(node: Node) -> bool:
-    return OPERATORS[node.operator].kind is OperatorKind.VIEW
 
 
 def values_of(graph: Graph, program: Program) -> Values:

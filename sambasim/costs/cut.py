@@ -12,9 +12,8 @@ from typing import Literal, TypeAlias
 from sambasim.costs.price import GrowingLoad, chip_bytes, price_of
 from sambasim.costs.work import Stage, Work
 from sambasim.hardware.budget import Budget
-from sambasim.ir.dataflow import actions_of, pass_and_update
+from sambasim.ir.dataflow import actions_of, is_view, pass_and_update
 from sambasim.ir.graph import Graph, Node, Section
-from sambasim.ir.operators import OPERATORS, OperatorKind
 
 Level: TypeAlias = Literal["o0", "o1", "o3"]
 
@@ -161,5 +160,5 @@ def _patterns(work: Work, numbers: dict[Hashable, int]) -> tuple[int, ...]:
 def _name(piece: Sequence[Node]) -> str:
     """The name of the first operator that belongs to a module and is no view, as SambaFlow names sections."""
     of_modules = [node for node in piece if node.module]
-    working = (node for node in of_modules if OPERATORS[node.operator].kind is not OperatorKind.VIEW)
+    working = (node for node in of_modules if not is_view(node))
     return next(working, next(iter(of_modules), piece[0])).name

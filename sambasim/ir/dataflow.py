@@ -197,6 +197,10 @@ def kind_of(node: Node) -> OperatorKind | None:
     return OPERATORS[node.operator].kind if node.operator in OPERATORS else None
 
 
+def is_view(node: Node) -> bool:
+    return kind_of(node) is OperatorKind.VIEW
+
+
 def may_alias(node: Node) -> bool:
     """Whether a result of `node` may share an operand's memory, as of a copy that changes nothing, or dropout at 0."""
     return kind_of(node) in (OperatorKind.VIEW, OperatorKind.COPY, OperatorKind.RANDOM, OperatorKind.RESIZE)

@@ -11,8 +11,8 @@ from sambasim.errors import MachineError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import DeviceSpec, device_names, load_device
+from sambasim.ir.dataflow import is_view
 from sambasim.ir.graph import Graph, Node, SectionKind
-from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.alone import RankAlone, price_ranks
@@ -87,7 +87,7 @@ def _line_of(graph: Graph, value: str) -> str | None:
     maker: Mapping[str, Node] = {name: node for node in graph.nodes for name in node.makes}
     node = maker.get(value)
     while node is not None:
-        if node.source is not None and OPERATORS[node.operator].kind is not OperatorKind.VIEW:
+        if node.source is not None and not is_view(node):
             return f"{node.source.file}:{node.source.line}"
         node = next((maker[name] for name in node.reads if name in maker), None)
     return None

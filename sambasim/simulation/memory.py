@@ -24,9 +24,8 @@ from typing import TypeAlias
 
 from sambasim.costs.fit import Need, reside
 from sambasim.costs.work import Row, Work, stage_ranges
-from sambasim.ir.dataflow import groups_of, pass_and_update, spans_of_actions
+from sambasim.ir.dataflow import groups_of, is_view, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
-from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import AVERAGE, MASTER, ParameterGroup, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.ir.types import Symbol, SymbolKind, TensorType, cut
@@ -175,10 +174,10 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
             # What the backward reads: made by the forward, or made again by a recomputed section.
             if at >= backward and (name.endswith(MADE_AGAIN) or made.get(name, backward) < backward):
                 kept.add(name)
-        is_view = _is_operand(node, types)
+        is_operand = _is_operand(node, types)
         for name in node.makes:
-            base[name] = operands[0] if is_view else name
-            if not is_view:
+            base[name] = operands[0] if is_operand else name
+            if not is_operand:
                 made[name] = last[name] = at
     for output in graph.outputs:  # what is returned stays
         last[base.get(output.value, output.value)] = len(graph.nodes)
@@ -195,7 +194,7 @@ def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
     if node.operator in ("aten.clone.default", "aten._to_copy.default"):
         (result,), operand = node.results, node.reads[0]
         return result is not None and types[result] == types[operand] and "memory_format" not in dict(node.kwargs)
-    return OPERATORS[node.operator].kind is OperatorKind.VIEW
+    return is_view(node)
 
 
 def _peak(lives: Iterable[tuple[int, int, int]]) -> int:

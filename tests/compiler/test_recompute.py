@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.passes import Partition, Recompute, pipeline, run_pipeline
-from sambasim.compiler.stages import is_view
+from sambasim.ir.dataflow import is_view
 from sambasim.ir.graph import SectionKind
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks

@@ -17,10 +17,9 @@ from torch import nn
 
 from sambasim.compiler.sharding.rules import EVEN_IF_WHOLE, RULES
 from sambasim.compiler.sharding.sharder import WHOLE, Layout, Sharder, cut, fits
-from sambasim.ir.dataflow import gathers
+from sambasim.ir.dataflow import gathers, is_view
 from sambasim.ir.graph import Graph, Node, Ref, SectionKind
 from sambasim.ir.mesh import TENSOR
-from sambasim.ir.operators import OPERATORS, OperatorKind
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.compile import TENSOR_STYLES, plan_entry
@@ -157,7 +156,7 @@ def products(program: Program) -> Iterator[Product]:
 
 def _root(name: str, made: Mapping[str, Node]) -> str:
     """The value that `name` is a view of."""
-    while name in made and OPERATORS[made[name].operator].kind is OperatorKind.VIEW:
+    while name in made and is_view(made[name]):
         name = next(argument.name for argument in made[name].args if isinstance(argument, Ref))
     return name
 

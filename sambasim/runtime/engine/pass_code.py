@@ -13,9 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sambasim.ir.dataflow import aliases_of, kind_of, readers_of
+from sambasim.ir.dataflow import aliases_of, is_view, readers_of
 from sambasim.ir.graph import Node
-from sambasim.ir.operators import OperatorKind
 from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.instructions import Instruction, Unit
@@ -71,7 +70,7 @@ def find_routes(
 def is_plain_view(node: Node) -> bool:
     """Whether `node` is a view of one value, with one result."""
     is_single = len(node.results) == 1 and node.results[0] is not None and len(node.reads) == 1
-    return is_single and kind_of(node) is OperatorKind.VIEW
+    return is_single and is_view(node)
 
 
 Key: TypeAlias = tuple[int, int, bool, bool, bool]

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.pipeline import PipelineParallel
-from sambasim.compiler.stages import _DEEPEST, is_view
+from sambasim.compiler.stages import _DEEPEST
 from sambasim.errors import InvariantError, OptionError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.spec import load_device
-from sambasim.ir.dataflow import axis_of
+from sambasim.ir.dataflow import axis_of, is_view
 from sambasim.ir.graph import Argument, Node, SectionKind, with_sections
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.program import Program
