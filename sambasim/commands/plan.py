@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import tomli_w
 
-from sambasim.commands.question import is_model, options_of_model
+from sambasim.commands.question import is_model
 from sambasim.errors import OptionError
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
 from sambasim.ir.program import Program
 from sambasim.options.base import build
-from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, options_in_python
+from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, compile_options, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
 from sambasim.options.deepspeed_file import AUTO, LOSS_SCALE, OPTIMIZERS_BY_TYPE, SCHEDULERS, Row
 from sambasim.options.problem import nearest, suggested
@@ -106,7 +106,7 @@ def plan_task(asked: PlanRequest) -> PlanTask:
 def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
     subject, remedy = asked.subject, "plan the config or the model that it was compiled from"
     if is_model(subject):
-        return options_of_model(subject, asked.overrides), None
+        return compile_options(None, subject, asked.overrides, {}), None
     if asked.overrides:
         raise OptionError(f"--set changes a config, and {subject} is a PEF", remedy=f"sambasim plan {subject}")
     document = read(locate(subject, asked.output_folder))

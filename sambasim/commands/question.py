@@ -36,11 +36,6 @@ def is_model(name: str) -> bool:
     return name.endswith(".toml") or ":" in name
 
 
-def options_of_model(name: str, overrides: Sequence[str], **flags: object) -> CompileOptions:
-    """The options of a config or a model. Raises OptionError."""
-    return compile_options(None, name, overrides, flags)
-
-
 def options_of_estimate(subject: str, overrides: Sequence[str], batch_size: int | None) -> CompileOptions:
     """Raises OptionError for a PEF, for inference, and for a replica of several ranks."""
     if not is_model(subject):
@@ -49,10 +44,10 @@ def options_of_estimate(subject: str, overrides: Sequence[str], batch_size: int 
     in_config = subject.endswith(".toml") and "optimizer" in read_toml(Path(subject))
     is_named = in_config or any(override.startswith("optimizer.name") for override in overrides)
     flags = {"batch_size": batch_size, "optimizer": None if is_named else "adamw"}
-    if options_of_model(subject, [*overrides, "parallel.zero=1"], **flags).inference:
+    if compile_options(None, subject, [*overrides, "parallel.zero=1"], flags).inference:
         what = "the estimate is for training, and compile.inference is true"
         raise OptionError(what, remedy="--set compile.inference=false")
-    options = options_of_model(subject, overrides, **flags, data_parallel=True)
+    options = compile_options(None, subject, overrides, {**flags, "data_parallel": True})
     for field, others in (("n_chips", "tensor_parallel="), ("pipeline_stages", "micro_batches=1")):
         if (count := getattr(options, field)) > 1:
             what = f"parallel.{field} = {count}: the estimate is for a replica of one rank"
@@ -189,7 +184,8 @@ def _of_pef(question: Question) -> _Subject:
 
 def _of_model(question: Question, on_phase: OnPhase) -> _Subject:
     def options_at(size: int | None) -> CompileOptions:
-        return options_of_model(question.subject, question.overrides, batch_size=size, data_parallel=True)
+        flags = {"batch_size": size, "data_parallel": True}
+        return compile_options(None, question.subject, question.overrides, flags)
 
     options = [options_at(size) for size in question.batch_sizes or (None,)]
     first = options[0]
