@@ -47,7 +47,7 @@ from sambasim.options.grammar import TARGET
 from sambasim.options.schedules import arguments_of
 from sambasim.pef import write
 from sambasim.pef.digests import SOURCES, digests_of_model, record
-from sambasim.pef.document import Compiled, document_of
+from sambasim.pef.document import FORMAT, VERSION, WRITER, Compiled, PefDocument, PefGraph
 from sambasim.pef.files import record_compiled
 from sambasim.units import first_of, format_bytes
 
@@ -198,7 +198,8 @@ def assemble(
     how = {"model": options.model.model_dump(mode="json"), **how}
     arguments = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
     defaults = options.model_copy(update={"arguments": arguments}).training_defaults()
-    document = document_of(program, facts, options.data.model_dump(mode="json"), how, defaults)
+    graphs, data = {program.name: PefGraph(program, facts)}, options.data.model_dump(mode="json")
+    document = PefDocument(FORMAT, VERSION, WRITER, "", data, how, defaults, graphs)
     first = {average: built.weights[name] for name, average in program.buffer_averages.items()}
     first = {name: tensor.to(getattr(torch, program.symbols[name].type.dtype)) for name, tensor in first.items()}
     written = write(path or options.pef_path, document, {**built.weights, **first})

@@ -150,18 +150,6 @@ class PefDocument:
         return found
 
 
-def document_of(
-    program: Program,
-    metadata: Mapping[str, str],
-    data_source: Mapping[str, JsonValue],
-    compile_options: Mapping[str, JsonValue],
-    training_defaults: Mapping[str, JsonValue],
-) -> PefDocument:
-    """A PEF of one graph, to write."""
-    graphs = {program.name: PefGraph(program, metadata)}
-    return PefDocument(FORMAT, VERSION, WRITER, "", data_source, compile_options, training_defaults, graphs)
-
-
 def manifest_json(document: PefDocument) -> bytes:
     """The bytes of `pef.json`. Raises PydanticSerializationError for what JSON cannot say."""
     return serializer().to_json(document, warnings="error")

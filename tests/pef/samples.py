@@ -10,7 +10,7 @@ from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Member, Optimizer, ParameterGroup, Program, RuntimeArgument
 from sambasim.ir.types import Symbol, SymbolKind, TensorType
 from sambasim.pef import PefDocument, write
-from sambasim.pef.document import document_of
+from sambasim.pef.document import FORMAT, VERSION, WRITER, PefGraph
 
 BATCH, FEATURES, CLASSES = 4, 3, 2
 GROUP_BYTES = 128 * 4
@@ -139,12 +139,17 @@ def inference_program() -> Program:
 
 
 def sample_document() -> PefDocument:
-    return document_of(
-        sample_program(),
+    metadata = {"torch": "2.13.0", "model": "LogReg(\n  (lin_layer): Linear()\n) naïve"}
+    program = sample_program()
+    return PefDocument(
+        FORMAT,
+        VERSION,
+        WRITER,
+        weights_sha256="",
         data_source={"target": "digits.py:dataset", "arguments": {"split": 0.2, "seed": None}},
         compile_options={"batch_size": BATCH, "data_parallel": True, "world_size": 2},
         training_defaults={"epochs": 3},
-        metadata={"torch": "2.13.0", "model": "LogReg(\n  (lin_layer): Linear()\n) naïve"},
+        graphs={program.name: PefGraph(program, metadata)},
     )
 
 

@@ -21,7 +21,7 @@ from sambasim.ir.mesh import Axis
 from sambasim.ir.program import Program
 from sambasim.pef.archive import open_pef, weights_layout, write_archive
 from sambasim.pef.digests import PARTS, part_digests
-from sambasim.pef.document import PefDocument, document_of, manifest_json, parse
+from sambasim.pef.document import PefDocument, manifest_json, parse
 from tests.pef.samples import inference_program, sample_document, sample_program, sample_weights, write_sample
 
 
@@ -41,7 +41,7 @@ arguments = st.recursive(scalars | others | constants, lambda each: st.lists(eac
 @given(arguments)
 def test_arguments_come_back_with_their_types(argument: Argument) -> None:
     program = with_argument(argument)
-    document = replace(document_of(program, {}, {}, {}, {}), weights_sha256="0" * 64)
+    document = replace(sample_document().only(program=program), weights_sha256="0" * 64)
     found = parse(manifest_json(document)).program
     assert repr(found) == repr(program), "1 is not True, -0.0 is not 0.0, nan is nan"
 
@@ -58,7 +58,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_pef_for_inference_and_who_wrote_it(tmp_path: Path) -> None:
-    pef.write(tmp_path / "x.pef", document_of(inference_program(), {}, {}, {}, {}), sample_weights())
+    pef.write(tmp_path / "x.pef", sample_document().only(program=inference_program()), sample_weights())
     document = pef.read(tmp_path / "x.pef")
     assert document.program == inference_program()
     assert (document.version, document.writer) == ("4", "sambasim 0.1.0")

@@ -15,7 +15,6 @@ import pytest
 from sambasim.errors import MachineError
 from sambasim.hardware.budget import available_bytes
 from sambasim.hardware.spec import load_device
-from sambasim.pef.document import document_of
 from sambasim.runtime.machine.communicator import single_rank
 from sambasim.runtime.machine.node_memory import (
     ByteArray,
@@ -30,7 +29,7 @@ from sambasim.runtime.machine.node_memory import (
 )
 from sambasim.runtime.machine.process import check_device, check_node_memory
 from sambasim.units import GIB, MIB
-from tests.pef.samples import sample_program
+from tests.pef.samples import sample_document
 
 HUGE = huge_bytes()
 needs_huge_pages = pytest.mark.skipif(not HUGE, reason="this system has no huge pages")
@@ -144,8 +143,9 @@ def refused(words: str) -> "pytest.RaisesExc[MachineError]":
 
 
 def test_more_memory_than_the_device_or_the_machine_has_is_refused_with_both_figures() -> None:
+    of_sn10 = replace(sample_document(), compile_options={"arch": "sn10"})
     fits, larger = (
-        document_of(replace(sample_program(), device_bytes=device_bytes), {}, {}, {"arch": "sn10"}, {})
+        of_sn10.only(program=replace(of_sn10.program, device_bytes=device_bytes))
         for device_bytes in (load_device("sn10").ddr_capacity_bytes, 2 << 40)
     )
     check_device(fits)
