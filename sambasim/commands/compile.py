@@ -118,9 +118,9 @@ def compile_lengths(
     first, *_ = compile_several(options.pef_path, {str(length): partial(of_one, length) for length in lengths}).values()
     phases_s = {name: sum(one.phases_s.get(name, 0.0) for one in done) for name in first.phases_s}
     told = [f"a graph for each length of samples, {', '.join(map(str, lengths[::-1]))}, captured one after another"]
-    read = without_loss(first.program).names_of(SymbolKind.INPUT)
-    labels = (one for one in input_specs(first.program) if one.shape and one.dtype not in FLOAT_DTYPES)
-    if filled := [one.name for one in labels if one.name not in (*read, *data.padding)]:
+    known = (*without_loss(first.program).names_of(SymbolKind.INPUT), *data.padding)
+    integers = [one.name for one in input_specs(first.program) if one.shape and one.dtype not in FLOAT_DTYPES]
+    if filled := [name for name in integers if name not in known]:
         how = f"--set data.padding.{filled[0]}=-100, if the loss leaves it out"
         told.append(f"{', '.join(filled)} of shorter samples is filled up with 0, which is a class as any other: {how}")
     each = dict.fromkeys(notice for one in (*done, first) for notice in one.notices)

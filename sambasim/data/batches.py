@@ -22,8 +22,6 @@ _WIDER = (torch.float64, torch.float32)
 _NARROWED: Mapping[str, tuple[torch.dtype, ...]] = {"float32": _WIDER[:1], "bfloat16": _WIDER, "float16": _WIDER}
 
 _TENSORS = "give tensors and numbers, side by side in one tuple or dict"
-
-
 ONE_TENSOR = 'make a list of numbers one tensor; of a Hugging Face data set: dataset.with_format("torch")'
 
 

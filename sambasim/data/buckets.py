@@ -89,10 +89,9 @@ class Shapes:
 
     def padded(self, batch: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
         """`batch` as graph `number` takes it, where it is shorter. Raises DataError where it is longer."""
+        of_inputs = zip(*self.inputs, strict=True)
         lengths = {
-            name: [specs[at].shape[0] for specs in self.inputs]
-            for at, name in enumerate(spec.name for spec in self.inputs[0])
-            if self.inputs[0][at].shape != self.inputs[-1][at].shape
+            each[0].name: [spec.shape[0] for spec in each] for each in of_inputs if each[0].shape != each[-1].shape
         }
 
         def fitted(name: str, tensor: Tensor) -> Tensor:
