@@ -55,7 +55,9 @@ def _of_graphs(before: Graph, after: Graph, names: Names) -> Iterator[str]:
             within = next((section for section in sections if section.start <= position < section.stop), None)
             where = f", section {within}" if within else ""
             apart = _of_one_operator(one, other, names)
-            apart = apart or f"{a} has {_whole(before, one)}, and {b} {_whole(after, other)}"
+            graphs = (before, after) if names == _COMPARED else (None, None)  # a model's line says enough
+            was, now = map(described, (one, other), graphs)
+            apart = apart or f"{a} has {was}, and {b} {now}"
             yield f"operator {position}{where}: {apart}"
         case (_, Output(symbol=symbol), _) | (_, _, Output(symbol=symbol)):
             yield f"{symbol} is another value of the graph in {a} than in {b}"
@@ -93,16 +95,13 @@ def _arguments(node: Node) -> Mapping[str, str]:
     return {name: format_argument(argument) for name, argument in given.items()}
 
 
-def described(node: Node | None) -> str:
+def described(node: Node | None, graph: Graph | None = None) -> str:
+    """A node of `graph` with its operands and the types of its results."""
     if node is None:
         return "nothing more"
     module = f" in {node.module}" if node.module else ""
-    return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "")
-
-
-def _whole(graph: Graph, node: Node | None) -> str:
-    """With its operands and the types of its results."""
-    return described(node) + (f": `{format_node(graph, node).partition('  # ')[0]}`" if node else "")
+    whole = f": `{format_node(graph, node).partition('  # ')[0]}`" if graph else ""
+    return f"`{node.operator}`{module}" + (f" from {node.source}" if node.source else "") + whole
 
 
 def compare_pefs(a: Path, b: Path) -> Row:
