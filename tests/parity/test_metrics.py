@@ -7,13 +7,13 @@ The sets do not fill their last batch, nor the last round of the replicas.
 # mypy: no-warn-return-any, allow-untyped-calls
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torchmetrics import classification, regression, text
 
 import sambasim as ss
 from sambasim.api.pef import Pef
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     model: nn.Module
     loss: Any
     target: Callable[[int], Tensor]
-    metrics: Mapping[str, tuple[Mapping[str, object], Any]]
+    metrics: Mapping[str, tuple[Mapping[str, object], Callable[[], Any]]]
     seen: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda outputs, target: (outputs, target)
     length: tuple[int, ...] = ()
 
@@ -45,6 +45,14 @@ def class_indices(count: int) -> Tensor:
     return target
 
 
+def lazily(name: str, **options: Any) -> Callable[[], Any]:
+    """A metric of torchmetrics, whose import takes seconds."""
+    parts = ("classification", "regression", "text")
+    return lambda: next(
+        made(**options) for part in parts if (made := getattr(import_module(f"torchmetrics.{part}"), name, None))
+    )
+
+
 _OF_CLASSES: dict[str, Any] = {"num_classes": CLASSES, "ignore_index": -100}
 _OF_LABELS: dict[str, Any] = {"num_labels": CLASSES}
 KINDS = {
@@ -53,12 +61,12 @@ KINDS = {
         "cross_entropy",
         class_indices,
         {
-            "accuracy": ({}, classification.MulticlassAccuracy(**_OF_CLASSES, average="micro")),
-            "top2": ({}, classification.MulticlassAccuracy(**_OF_CLASSES, average="micro", top_k=2)),
-            "precision": ({}, classification.MulticlassPrecision(**_OF_CLASSES)),
-            "recall": ({}, classification.MulticlassRecall(**_OF_CLASSES)),
-            "f1": ({"average": "weighted"}, classification.MulticlassF1Score(**_OF_CLASSES, average="weighted")),
-            "auroc": ({}, classification.MulticlassAUROC(**_OF_CLASSES)),
+            "accuracy": ({}, lazily("MulticlassAccuracy", **_OF_CLASSES, average="micro")),
+            "top2": ({}, lazily("MulticlassAccuracy", **_OF_CLASSES, average="micro", top_k=2)),
+            "precision": ({}, lazily("MulticlassPrecision", **_OF_CLASSES)),
+            "recall": ({}, lazily("MulticlassRecall", **_OF_CLASSES)),
+            "f1": ({"average": "weighted"}, lazily("MulticlassF1Score", **_OF_CLASSES, average="weighted")),
+            "auroc": ({}, lazily("MulticlassAUROC", **_OF_CLASSES)),
         },
     ),
     "labels": Kind(
@@ -66,9 +74,9 @@ KINDS = {
         "bce_with_logits",
         lambda count: torch.rand(count, CLASSES).round(),
         {
-            "accuracy": ({}, classification.MultilabelAccuracy(**_OF_LABELS)),
-            "f1": ({}, classification.MultilabelF1Score(**_OF_LABELS)),
-            "auroc": ({}, classification.MultilabelAUROC(**_OF_LABELS)),
+            "accuracy": ({}, lazily("MultilabelAccuracy", **_OF_LABELS)),
+            "f1": ({}, lazily("MultilabelF1Score", **_OF_LABELS)),
+            "auroc": ({}, lazily("MultilabelAUROC", **_OF_LABELS)),
         },
         lambda outputs, target: (outputs.sigmoid(), target.long()),
     ),
@@ -76,7 +84,7 @@ KINDS = {
         nn.Linear(6, 1),
         "bce_with_logits",
         lambda count: torch.rand(count, 1).round(),
-        {"f1": ({}, classification.BinaryF1Score()), "auroc": ({}, classification.BinaryAUROC())},
+        {"f1": ({}, lazily("BinaryF1Score")), "auroc": ({}, lazily("BinaryAUROC"))},
         lambda outputs, target: (outputs.sigmoid().flatten(), target.long().flatten()),
     ),
     "numbers": Kind(
@@ -84,9 +92,9 @@ KINDS = {
         "mse",
         lambda count: torch.randn(count, 1),
         {
-            "mae": ({}, regression.MeanAbsoluteError()),
-            "mse": ({"squared": False}, regression.MeanSquaredError(squared=False)),
-            "r2": ({}, regression.R2Score()),
+            "mae": ({}, lazily("MeanAbsoluteError")),
+            "mse": ({"squared": False}, lazily("MeanSquaredError", squared=False)),
+            "r2": ({}, lazily("R2Score")),
         },
     ),
     "tokens": Kind(
@@ -94,8 +102,8 @@ KINDS = {
         next_token,
         lambda count: class_indices(count * 3).view(count, 3),
         {
-            "perplexity": ({}, text.Perplexity(ignore_index=-100)),
-            "accuracy": ({}, classification.MulticlassAccuracy(**_OF_CLASSES, average="micro")),
+            "perplexity": ({}, lazily("Perplexity", ignore_index=-100)),
+            "accuracy": ({}, lazily("MulticlassAccuracy", **_OF_CLASSES, average="micro")),
         },
         lambda outputs, target: (outputs, target),
         (3,),
@@ -131,7 +139,8 @@ def test_they_are_those_of_torchmetrics_on_the_whole_set_at_any_number_of_replic
     x, target = data[1]
     outputs = one.model(x).detach()
     wanted = {"mean": float(outputs.double().mean()), "targets": float(target.double().sum())}
-    for name, (_, metric) in one.metrics.items():
+    for name, (_, make) in one.metrics.items():
+        metric = make()
         ours, theirs = one.seen(outputs, target)
         if ours.ndim == target.ndim + 1 and name != "perplexity":
             ours = ours.movedim(-1, 1)
