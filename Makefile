@@ -40,7 +40,7 @@ on_other_mpis = set -e; for mpi in $(OTHER_MPIS); do \
 	SAMBASIM_TEST_MPI=$$mpi $(OTHERS)/$$mpi/bin/python -m pytest $(1); done
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check docs faults fuzz alone late-check spread test test-fast test-whole test-mpis smoke bench golden \
+.PHONY: help demo check docs faults fuzz alone beside spread test test-fast test-whole test-mpis smoke bench golden \
 	zoo states clean
 
 help: ## Show this list
@@ -60,8 +60,7 @@ check: $(STAMP) ## Lint, formatting, strict types, and which package may import 
 test-fast: $(STAMP) ## The tests that start no jobs, in 3 minutes on two idle cores
 	pytest $(SPREAD) $(JOBS:%=--ignore=%)
 
-test: alone late-check $(OTHER_STAMPS) ## What CI runs: all tests by default, check, the quick start on the other MPIs; 10 minutes
-	$(MAKE) $(OTHER_MPIS:%=flavour-%)
+test: alone beside ## What CI runs: all tests by default, check, the quick start on the other MPIs; 10 minutes
 
 spread: $(STAMP)
 	pytest $(BESIDE)
@@ -70,8 +69,9 @@ alone: spread
 	pytest $(ALONE)
 
 # `alone` mostly waits, and goes first.
-late-check: spread
+beside: spread $(OTHER_STAMPS)
 	nice -n 19 $(MAKE) check
+	nice -n 19 $(MAKE) $(OTHER_MPIS:%=flavour-%)
 
 flavour-%:
 	SAMBASIM_TEST_MPI=$* $(OTHERS)/$*/bin/python -m pytest tests/mpi/test_flavours.py
