@@ -200,7 +200,6 @@ class Given:
 
 NOTHING = Given()
 
-
 SPLIT_SEED = 1998
 """A constant and not an option: every rank and every run must hold out the same samples."""
 

@@ -30,7 +30,6 @@ from sambasim.files import fault_text, read_text
 
 ALIASES = {"sn20": "sn30", "sn40": "sn40l"}  # `--arch` values of SambaFlow, and the device file that each means
 
-
 Bytes: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST_BYTES)]
 Rate: TypeAlias = Annotated[float, Field(ge=1, le=HIGHEST_RATE)]
 Units: TypeAlias = Annotated[int, Field(ge=1, le=MOST_UNITS)]

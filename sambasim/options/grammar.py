@@ -63,7 +63,6 @@ def _source_problems(source: str) -> Iterator[Problem]:
 Target = Annotated[str, checked(target_problems)]
 Source = Annotated[str, checked(_source_problems)]
 
-
 LOSS_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "cross_entropy": ("ignore_index", "label_smoothing", "weight"), "mse": (), "l1": (), "smooth_l1": ("beta",),
     "huber": ("delta",), "bce_with_logits": ("pos_weight",), "nll": ("ignore_index", "weight"),
@@ -174,7 +173,6 @@ JsonTable = Annotated[dict[str, object], checked(_json_problems)]
 """Keyword arguments for code of the user: anything that JSON can hold, as a PEF stores them as JSON."""
 Metrics = Annotated[dict[str, JsonTable] | None, before(_metrics_table), checked(_metrics_problems)]
 
-
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 INTEGER_LARGEST = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "int8": 2**7 - 1, "uint8": 2**8 - 1}
 DTYPES = (*FLOAT_DTYPES, *INTEGER_LARGEST, "bool")
@@ -228,7 +226,6 @@ def parse_inputs(texts: Mapping[str, str]) -> tuple[InputSpec, ...]:
 
 Inputs = Annotated[dict[str, str], parsable(parse_inputs)]
 
-
 LAST_STEP = 10**18  # of a range without end
 
 _RANGE = r"(?P<first>[0-9]{0,18})(?P<dash>-?)(?P<last>[0-9]{0,18})"
@@ -277,7 +274,6 @@ parse_interval = partial(parse_cadence, units="epochs", remedy="--evaluate-every
 _as_text = before(lambda given: str(given) if type(given) is int else given)
 Interval = Annotated[str, _as_text, parsable(parse_interval)]
 IntervalOrTime = Annotated[str, _as_text, parsable(parse_cadence)]
-
 
 TRANSFORMERS = "transformers"  # the package whose models are made from a config
 

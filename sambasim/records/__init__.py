@@ -14,7 +14,6 @@ T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
-
 Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A time, a rate or a share."""
 

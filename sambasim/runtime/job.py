@@ -120,6 +120,8 @@ class TrainingJob:
         weights, lines_of_weights = given_weights(options, program, self._communicator, self._given.weights)
         team = assemble(setup, sources, self._observer, probes, weights)
         del weights
+        for shard in filter(None, (replica.shard for replica in team.replicas)):
+            stack.callback(shard.close)
         lines += lines_of_weights
         agree = self._largest if setup.document.has_several else None
         trainer = Trainer(team.replicas, steps, training, team.hub, self._request, setup.resolved.arguments, agree)

@@ -1,6 +1,7 @@
 """Data as scripts have them: collate functions, columns that nobody takes, loaders with samplers."""
 
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,6 +67,7 @@ def test_a_function_makes_batches_of_samples_of_any_kind(one: ss.Pef, capfd: pyt
     for how in ({**ORDERED, "collate_fn": means}, by_name, {**ORDERED, "collate_fn": f"{__name__}:means"}):
         assert trained(one, (RAGGED, RAGGED[:5]), **how).losses == wanted
     ss.run(one, RAGGED, steps=2, collate_fn=means, workers=1)
+    assert active_children() == [], "of a run that has ended"
     assert capfd.readouterr().out.count("columns that the PEF does not take are dropped: text") == 1
     whole = ss.predict(one, RAGGED[:13], collate_fn=means)
     assert whole.loss == pytest.approx(ss.predict(one, (POINTS[:13], LABELS[:13])).loss)

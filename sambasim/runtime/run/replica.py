@@ -112,6 +112,11 @@ class Shard:
             what = f"{self.dataset.name} gives {who} no whole step in epoch {epoch + 1}"
             raise DataError(what, remedy="more samples, in as many shards as replicas at least, or a smaller batch")
 
+    def close(self) -> None:
+        """End the processes that read ahead. The garbage collector would wait 5 s for each of them."""
+        self._iterator = iter(())
+        self._loader._iterator = None  # of workers that are kept
+
     def __iter__(self) -> Iterator[_SeededBatch]:
         """The batches of the current epoch, as the sampler of its loader."""
         for index in range(len(self._own) // self.batch_size):

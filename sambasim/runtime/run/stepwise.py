@@ -34,7 +34,6 @@ from sambasim.runtime.watch.observer import SectionClock
 
 STEP = frozenset({SectionKind.FWD, SectionKind.BCKWD, SectionKind.OPT})
 
-
 _WEIGHTS = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
 
 

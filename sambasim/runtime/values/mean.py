@@ -26,7 +26,6 @@ _BLOCK_ELEMENTS = 64  # elements that are added at a time: their sums stay in th
 
 _REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ctypes.c_double)}
 
-
 Sum: TypeAlias = Callable[[], None]
 
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, bool, float, bool], Sum]
