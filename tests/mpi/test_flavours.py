@@ -16,10 +16,8 @@ import pytest
 from tests.faults.command import sambasim
 from tests.mpi.training import run_of, train
 from tests.support.mpi import SAMBASIM, can_play_hosts, library, mpirun, run_mpi
-from tests.support.whole import is_whole
 
 _CHOSEN = os.environ.get("SAMBASIM_TEST_MPI")
-_exact = pytest.mark.skipif(_CHOSEN is None and not is_whole(), reason="test_bits.py has all that and more on this MPI")
 _SLOW_FIRST = """
 import os, time
 from sambasim.cli.main import main
@@ -59,7 +57,6 @@ def test_an_error_of_all_ranks_is_printed_once_though_rank_0_is_the_last() -> No
     assert result.returncode == 2
 
 
-@_exact
 def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> None:
     ways: dict[str, dict[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "emulated": {"emulate": 2}}
     found = train(2, [run_of(way, pef, steps=20, **how) for way, how in ways.items()])
@@ -70,7 +67,6 @@ def test_the_quick_start_ends_with_the_same_weights_by_every_sync(pef: Path) -> 
     assert device.state_sha256 == host.state_sha256 == emulated.state_sha256
 
 
-@_exact
 @pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
 def test_the_quick_start_ends_with_the_same_weights_over_two_hosts(pef: Path) -> None:
     command = ["run", "--pef", str(pef), "--steps", "20", "--threads", "1", "--json"]
