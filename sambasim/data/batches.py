@@ -32,11 +32,11 @@ def batch_of(dataset: WatchedDataset, indices: Sequence[int]) -> Batch:
 
 
 def collate(samples: Sequence[object], function: Collate | Padding | None = None) -> Batch:
-    """One batch of samples, by `function` or torch's default_collate; then Python floats become float32. Returns a
+    """One batch of samples, by `function` or torch's default_collate, with float32 for Python floats. Returns a
     DataError, which `bind` raises, if samples do not fit together without widening a dtype; of samples that are dicts
     it has one in place of each column that does not."""
-    if failure := next((sample for sample in samples if isinstance(sample, DataError)), None):
-        return failure
+    if samples and isinstance(samples[0], DataError):
+        return samples[0]
     if isinstance(function, Padding):
         samples = _evened(samples, function)
     elif function is not None:
@@ -48,16 +48,13 @@ def collate(samples: Sequence[object], function: Collate | Padding | None = None
             return DataError(what, where=user_line(raised), remedy=remedy)
         return made if isinstance(made, Tensor | Mapping | tuple | list | DataError) else [made]
     try:
-        joined = default_collate(list(samples))
+        batch = _joined(list(samples))
     except Exception as raised:
         if isinstance(samples[0], Mapping) and len(samples[0]) > 1:
             return {str(name): _column(samples, name) for name in samples[0]}
         what = f"the samples of a batch cannot be put together: {summary(raised)}"
         remedy = "give tensors and numbers, of one shape for each input: pad or crop them in the dataset"
         return _disagreement(samples) or DataError(what, remedy=remedy)
-    batch, is_widened = _narrowed(joined, samples[0])
-    if is_widened and (failure := _disagreement(samples)):
-        return failure
     return batch if isinstance(batch, Tensor | Mapping | list) else [batch]
 
 
@@ -88,19 +85,20 @@ def _column(samples: Sequence[object], name: object) -> object:
     return batch[cast(str, name)] if isinstance(batch, Mapping) else batch
 
 
-def _narrowed(value: Any, of: Any) -> tuple[Any, bool]:
-    """What samples like `of` were joined to, with float32 for Python floats, and whether integers became floats."""
-    if isinstance(value, Tensor):
-        if type(of) is float or not value.is_floating_point():
-            return value.to(torch.float32) if type(of) is float else value, False
-        return value, not of.is_floating_point() if isinstance(of, Tensor) else isinstance(of, int | np.integer)
-    if isinstance(of, Mapping) and isinstance(value, Mapping):
-        found = {name: _narrowed(item, of[name]) for name, item in value.items()}
-        return {name: item for name, (item, _) in found.items()}, any(widened for _, widened in found.values())
-    if isinstance(of, tuple | list) and isinstance(value, tuple | list):
-        items = list(map(_narrowed, value, of))
-        return [item for item, _ in items], any(widened for _, widened in items)
-    return value, False
+def _joined(values: list[Any]) -> Any:
+    """As default_collate, with float32 for Python floats. Raises TypeError where integers would become floats."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple | list):
+        return [_joined([*column]) for column in zip(*values, strict=True)]
+    joined = default_collate(values)
+    if type(first) is float:
+        return joined.to(torch.float32)
+    is_integer = not first.is_floating_point() if isinstance(first, Tensor) else isinstance(first, int | np.integer)
+    if is_integer and joined.is_floating_point():
+        raise TypeError("integers and floats")
+    return joined
 
 
 def flat(value: object, name: str, whole: Collection[str] = ()) -> Iterator[tuple[str, object]]:

@@ -109,9 +109,10 @@ class WatchedDataset(Dataset[object]):
 
     def __getitems__(self, indices: Sequence[int]) -> Samples:
         chosen = [self.chosen[index] for index in indices]
-        many = getattr(self.dataset, "__getitems__", None)
+        dataset = self.dataset
+        many = getattr(dataset, "__getitems__", None)
         try:
-            samples = many(chosen) if callable(many) else [self.dataset[index] for index in chosen]
+            samples = many(chosen) if callable(many) else [dataset[index] for index in chosen]
             return Samples(samples, self.name, chosen)
         except (Exception, SystemExit) as raised:
             whole = DataError(f"__getitems__ of {self.name} raised {summary(raised)}", where=user_line(raised))

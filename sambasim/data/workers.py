@@ -8,10 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.popen_fork import Popen
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sambasim.data.batches import Batch, collate
@@ -20,6 +23,8 @@ from sambasim.data.user_code import guarded, summary
 from sambasim.errors import DataError
 from sambasim.forks import STOP_SIGNALS, ends_with
 from sambasim.options.training import DataOptions
+
+_MESSAGE_BYTES = 512 * 1024
 
 
 class _Popen(Popen):
@@ -70,6 +75,7 @@ def _begin(parent: int | None, init: Callable[[int], object] | None, number: int
     `parent`, whose main thread has started it, it is killed at the end of that."""
     if parent is not None and not ends_with(parent):
         os._exit(1)
+    ForkingPickler.register(Tensor, _for_message)
     for one in STOP_SIGNALS:
         signal.signal(one, lambda received, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -78,6 +84,18 @@ def _begin(parent: int | None, init: Callable[[int], object] | None, number: int
             guarded(partial(init, number), "worker_init_fn of the DataLoader", DataError)
         except DataError as error:  # raised here, it would reach the parent as a text
             _failed.append(error)
+
+
+def _for_message(tensor: Tensor) -> tuple[Any, ...]:
+    """The pickled form: to open shared memory, as torch's does, takes as long as to read `_MESSAGE_BYTES`."""
+    is_plain = tensor.layout is torch.strided and not tensor.requires_grad and not tensor.is_complex()
+    if not is_plain or tensor.nbytes > _MESSAGE_BYTES:
+        return reduce_tensor(tensor)  # type: ignore[no-any-return, no-untyped-call]  # of torch
+    return _received, (tensor.contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
+
+
+def _received(array: Any, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return torch.from_numpy(array).view(dtype).view(shape)
 
 
 _failed: list[DataError] = []  # in this worker

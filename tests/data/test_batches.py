@@ -233,3 +233,33 @@ def test_workers_ended_in_the_midst_of_a_sample_leave_no_folder(tmp_path_factory
     (folder / "slow.py").write_text(SLOW)
     run_job([sys.executable, "slow.py"], cwd=folder, env={"TMPDIR": str(temporary)}).check()
     assert list(temporary.iterdir()) == []
+
+
+_OF_EACH_KIND = {
+    "whole numbers": torch.arange(6).reshape(2, 3),
+    "not contiguous": torch.randn(4, 3).t(),
+    "bfloat16": torch.randn(5).bfloat16(),
+    "truth": torch.tensor([True, False]),
+    "one": torch.tensor(2.5),
+    "none": torch.zeros(0, 3),
+    "complex": torch.randn(3, dtype=torch.complex64),
+    "large": torch.randn(1024, 1024),
+}
+
+
+def _all_kinds(samples: list[object]) -> object:
+    return {"in a tuple": (dict(_OF_EACH_KIND), [_OF_EACH_KIND["one"]] * 2), "text": ["a", "b"]}
+
+
+def test_a_worker_sends_each_kind_of_tensor_as_it_is() -> None:
+    watched = WatchedDataset([1, 2], "numbers", collate=_all_kinds)
+    loader = loader_of(watched, [[0, 1]], DataOptions(source="digits", workers=1), None, watched)
+    (batch,) = batches_of(loader, "numbers")
+    assert isinstance(batch, dict)
+    assert batch["text"] == ["a", "b"]
+    given, twice = batch["in a tuple"]
+    for name, tensor in _OF_EACH_KIND.items():
+        assert given[name].dtype is tensor.dtype
+        assert torch.equal(given[name], tensor), name
+    assert list(map(float, twice)) == [2.5, 2.5]
+    given["bfloat16"] += 1  # it can be written

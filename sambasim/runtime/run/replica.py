@@ -106,6 +106,7 @@ class Shard:
         if self._tensors is not None:
             self._iterator = self._tensors(self._own, self.batch_size)
         else:
+            self._iterator = iter(())  # ends the workers of the epoch before, if they are not kept, before others start
             self._iterator = batches_of(self._loader, self.dataset.name)
         if self.read_ahead():
             who = f"replica {self.rank} of {self.world_size}"
