@@ -127,6 +127,7 @@ def test_a_sample_that_cannot_be_read_is_reported_with_file_line_and_index(datas
     where = str(caught.value.where)
     assert where.startswith(__file__)
     assert where.endswith('raise ValueError("a truncated image")')
+    assert not list(batches)
     with pytest.raises(DataError, match=r"^sample 5 of pictures raised ValueError: a truncated image"):
         watched[2]
 

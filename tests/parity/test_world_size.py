@@ -1,6 +1,7 @@
 """What does not depend on the number of replicas, or does in a known way: norms, shards, random numbers, threads."""
 
 import random
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -122,9 +123,9 @@ def test_a_run_that_goes_on_with_other_replicas_deals_out_the_rest_of_the_epoch(
 
 def test_what_a_dataset_draws_does_not_depend_on_its_workers() -> None:
     def drawn(workers: int, used: int) -> list[float]:
-        shard = _shard(1, 2, workers=workers, accumulation=2)
-        shard.begin_epoch(3, used // 16, used)
-        return [number for _ in range(6 - used // 8) for number in shard.next_batch()["drawn"].tolist()]
+        with closing(_shard(1, 2, workers=workers, accumulation=2)) as shard:
+            shard.begin_epoch(3, used // 16, used)
+            return [number for _ in range(6 - used // 8) for number in shard.next_batch()["drawn"].tolist()]
 
     alone = drawn(0, 0)
     assert drawn(1, 0) == alone
@@ -137,11 +138,11 @@ def test_what_a_dataset_draws_depends_on_the_replica_and_the_step_alone(workers:
 
     def drawn(rank: int, *, after: int) -> list[float]:
         seed_everything(after)
-        shard = _shard(rank, 2, workers=workers)
-        shard.begin_epoch(0, 0)
-        first = shard.next_batch()["drawn"].tolist()
-        torch.rand(after)
-        return [*first, *shard.next_batch()["drawn"].tolist()]
+        with closing(_shard(rank, 2, workers=workers)) as shard:
+            shard.begin_epoch(0, 0)
+            first = shard.next_batch()["drawn"].tolist()
+            torch.rand(after)
+            return [*first, *shard.next_batch()["drawn"].tolist()]
 
     assert drawn(1, after=1) == drawn(1, after=9)
     assert set(drawn(0, after=1)).isdisjoint(drawn(1, after=1))
