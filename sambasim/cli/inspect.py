@@ -17,7 +17,6 @@ from sambasim.terminal.output import phases, report_error
 @click.option("--section", type=int, metavar="N", help="Show only section N, with all its operators.")
 @click.option("--graph", "as_graph", is_flag=True, help="Print the graphs, one operator per line.")
 @click.option("--schedule", "as_schedule", is_flag=True, help="Draw the schedule of a pipeline, one line per rank.")
-@shared.output_folder()
 @click.option("--all", "whole", is_flag=True, help="Also show symbols, runtime arguments and options.")
 def inspect_command(
     pef: str, as_json: bool, section: int | None, as_graph: bool, as_schedule: bool, whole: bool, output_folder: Path
@@ -76,7 +75,6 @@ _CHECK = "Steps of that comparison.  [default: as by compile]"
 
 @click.command("verify")
 @shared.pef()
-@shared.output_folder()
 @click.option("--against", metavar="MODEL", help=_AGAINST)
 @click.option("--check", type=click.IntRange(1), metavar="N", help=_CHECK)
 def verify_command(pef: str, output_folder: Path, against: str | None, check: int | None) -> None:
@@ -166,7 +164,6 @@ _TABLES = "Write section_report.csv and summary.json here, as SambaTune names th
 @shared.num_tiles
 @shared.cluster
 @click.option("--replicas", metavar="N,N,...", help="Replicas of the scaling curves.  [default: 1,2,4,...,1024]")
-@shared.output_folder()
 def report_command(
     subject: str, page: Path | None, tables: Path | None, run: Path | None, output_folder: Path, **asked: Any
 ) -> None:

@@ -39,7 +39,6 @@ _EMIT = "Write the best one as a config for `sambasim compile`, or, as .json, fo
 @click.option("--html", "html_file", type=FILE, help="Write a page with the plot of time and memory.")
 @click.option("--emit", type=FILE, help=_EMIT)
 @shared.as_json("Print one JSON line.")
-@shared.output_folder()
 def plan_command(
     explain: bool, all_file: Path | None, html_file: Path | None, emit: Path | None, as_json: bool, **asked: Any
 ) -> None:
@@ -113,7 +112,6 @@ _TRACE = "Write one step as a trace for Perfetto: the most replicas, the last sy
 @click.option("--plot", type=FILE, help="Draw samples/s over replicas as SVG.")
 @click.option("--trace", type=FILE, help=_TRACE)
 @shared.as_json("Print one JSON line for each batch size, with every section.")
-@shared.output_folder()
 def simulate_command(
     sections: int, csv: Path | None, plot: Path | None, trace: Path | None, as_json: bool, **asked: Any
 ) -> None:
@@ -160,7 +158,6 @@ def simulate_command(
 @shared.arch
 @shared.num_tiles
 @shared.as_json("Print one JSON line.")
-@shared.output_folder()
 def tilestat_command(as_json: bool, **asked: Any) -> None:
     """Predict how busy each tile is, in the columns of sntilestat.
 
@@ -190,7 +187,6 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
 @click.option("--num-tiles", type=int, help="Tiles that one replica has.  [default: as in the PEF, else all of an RDU]")
 @click.option("--replicas", type=REPLICAS, help="Number of replicas.  [default: as many as fit on one node]")
 @shared.as_json("Print one JSON line, in SI base units.")
-@shared.output_folder()
 def devices_command(pef: str | None, as_json: bool, output_folder: Path, **asked: Any) -> None:
     """List devices and clusters, and the placement of replicas on RDUs, or of the ranks of a PEF's replicas.
 

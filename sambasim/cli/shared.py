@@ -104,7 +104,8 @@ def pef_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
 def pef(
     keyword: str = "pef", metavar: str = "[PEF]", text: str = _PEF, *, required: bool = True
 ) -> Callable[[F], Callable[..., Any]]:
-    """A decorator for a command about a PEF, an argument or the flag `--pef`, which the command gets as `keyword`."""
+    """A decorator for a command about a PEF, an argument or the flag `--pef`, which the command gets as `keyword`; and
+    the folder in which it is found by name."""
 
     def decorator(function: F) -> Callable[..., Any]:
         @wraps(function)
@@ -116,7 +117,7 @@ def pef(
             return function(**{**options, keyword: named[0] if named else None})
 
         shown: dict[str, Any] = {"cls": PanelOption, "panel": DATA, "metavar": "PEF", "shell_complete": pef_names}
-        with_flag = click.option("-p", "--pef", keyword, help=text, **shown)(command)
+        with_flag = click.option("-p", "--pef", keyword, help=text, **shown)(output_folder()(command))
         return click.argument("argument", metavar=metavar, required=False, shell_complete=pef_names)(with_flag)
 
     return decorator
@@ -127,9 +128,9 @@ def overrides(text: str, panel: str = OTHER) -> Callable[[F], F]:
     return option(help=text, cls=PanelOption, panel=panel)
 
 
-def output_folder(text: str = "Folder in which a PEF is found by name.", panel: str = OTHER) -> Callable[[F], F]:
+def output_folder(text: str = "Folder in which a PEF is found by name.") -> Callable[[F], F]:
     option = partial(click.option, "--output-folder", type=FILE, default=Path("out"), show_default=True)
-    return option(help=text, cls=PanelOption, panel=panel)
+    return option(help=text, cls=PanelOption, panel=DATA)
 
 
 def as_json(text: str) -> Callable[[F], F]:

@@ -15,7 +15,7 @@ import click
 from sambasim.cli import shared
 from sambasim.errors import InternalError, Interrupted, LaunchError, MachineError, OptionError, exit_code, say, say_json
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
-from sambasim.options.flag import DATA, MODEL, TRAINING
+from sambasim.options.flag import MODEL, TRAINING
 from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
 from sambasim.terminal.output import phases, report_error, scores, show, survive_closed_stdout
 from sambasim.units import format_bytes, format_seconds
@@ -93,7 +93,6 @@ def _no_world_size(ctx: click.Context, parameter: click.Parameter, value: int | 
 @click.command("run", cls=_RunCommand, first=_FIRST_OF_RUN)
 @shared.pef()
 @shared.field_options(RUN_FLAGS)
-@shared.output_folder(panel=DATA)
 @shared.overrides(_SET, TRAINING)
 @click.option("-ws", "--world-size", type=int, hidden=True, expose_value=False, callback=_no_world_size)
 def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object) -> None:
