@@ -116,9 +116,6 @@ def _losses(losses: Sequence[Row]) -> Table:
     return text_table("losses", (), ("step", "A", "B", "relative difference"), map(cells, losses))
 
 
-NOT_BY_BIT = "not comparable bit by bit: {}; "
-
-
 def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     # The row "engine" shows --engine.
     exempt = "; ".join(reason for reason in run.exempt_from_exactness if not reason.startswith("--engine"))
@@ -131,15 +128,21 @@ def deciding_facts(run: RecordedRun | SummaryRecord) -> Mapping[str, object]:
     return {**facts, "data": run.data or None, "world size": run.world_size, "seed": run.seed, "PEF": pef, **more}
 
 
-def facts_text(sentence: str, facts: Sequence[Row]) -> str:
-    """`sentence` with the facts; empty without any."""
+def verdict_of(first: str | None, equal: str | None, common: str, facts: Sequence[Row]) -> str:
+    """Of two runs: where they `first` differ, or how far they are `equal`, or that they have no `common` step; with
+    `facts` that explain other bits."""
 
     def text(fact: Row) -> str:
         if fact.a == NOTHING:
             return f"{fact.name} {fact.b} in B alone"
         return f"{fact.name} {fact.a} in A alone" if fact.b == NOTHING else f"{fact.name} {fact.a} and {fact.b}"
 
-    return sentence.format(", ".join(map(text, facts))) if facts else ""
+    explained = ", ".join(map(text, facts))
+    if first is not None:
+        return f"{f'not comparable bit by bit: {explained}; ' if facts else ''}they first differ {first}"
+    if equal is not None:
+        return f"equal{equal}{f', though {explained}' if facts else ''}"
+    return f"nothing to compare: they have no {common} in common"
 
 
 def relative_difference(a: float | None, b: float | None) -> float | None:
@@ -186,14 +189,10 @@ def compare_metrics(a: tuple[str, RunRecords], b: tuple[str, RunRecords], asked:
     differ = first or next((f"{fact.name}: {fact.a} and {fact.b}" for fact in results), None)
     alike = ours.keys() == theirs.keys() and evaluated[0] == evaluated[1]
     whole = alike and all(_is_whole(records, asked) for records in runs)
-    if differ is not None:
-        verdict = f"{facts_text(NOT_BY_BIT, facts)}they first differ at {differ}"
-    elif common:
-        far = "" if whole else ", as far as both go"
-        also = f", {counted(len(evaluated[0] & evaluated[1]), 'evaluation')}" if any(evaluated) else ""
-        verdict = f"equal: losses of {counted(len(common), 'step')}{also}{far}{facts_text(', though {}', facts)}"
-    else:
-        verdict = "nothing to compare: they have no step in common"
+    far = "" if whole else ", as far as both go"
+    also = f", {counted(len(evaluated[0] & evaluated[1]), 'evaluation')}" if any(evaluated) else ""
+    losses_of = f": losses of {counted(len(common), 'step')}{also}{far}" if common else None
+    verdict = verdict_of(differ and f"at {differ}", losses_of, "step", facts)
     equal, notes = differ is None and whole and bool(ours), list(_metrics_notes(runs, kept, asked))
     losses = differing_losses([(step, _finite(ours[step].loss), _finite(theirs[step].loss)) for step in common])
     found = {"not_comparable": facts, "steps": len(common), "first": first, "losses": losses, "results": results}

@@ -10,15 +10,14 @@ from typing import NamedTuple, TypeAlias
 
 from sambasim.records.digests import Recording, StepDigests, ValueDigest
 from sambasim.report.compare import (
-    NOT_BY_BIT,
     deciding_facts,
     differing_facts,
     differing_losses,
     digest_difference,
-    facts_text,
     has_all,
     place,
     relative_difference,
+    verdict_of,
 )
 from sambasim.report.tables import Row
 from sambasim.units import counted, numbered
@@ -110,15 +109,10 @@ class _RunsComparison:
         facts = differing_facts(deciding_facts(a.run), deciding_facts(b.run))
         whole = self._is_whole()
         first = self.differences[0] if self.differences else None
-        if first is not None:
-            at = f"{'' if first.begins else 'at '}{place(first)}; {digest_difference(first)}"
-            verdict = f"{facts_text(NOT_BY_BIT, facts)}they first differ {at}"
-        elif self.digests:
-            steps, of_replicas = counted(len(self.losses), "step"), counted(len(self.replicas), "replica")
-            far = "" if whole else " as far as both have recorded"
-            verdict = f"equal{far}: {steps}, {of_replicas}, {self.digests:,} digests{facts_text(', though {}', facts)}"
-        else:
-            verdict = "nothing to compare: they have no step of a replica in common"
+        at = None if first is None else f"{'' if first.begins else 'at '}{place(first)}; {digest_difference(first)}"
+        steps, of_replicas = counted(len(self.losses), "step"), counted(len(self.replicas), "replica")
+        far = "" if whole else " as far as both have recorded"
+        equal = f"{far}: {steps}, {of_replicas}, {self.digests:,} digests" if self.digests else None
         last = place(self._difference(self.last_equal)) if first is not None and self.last_equal is not None else None
         options = ({k: v for k, v in side.run.options.items() if k not in _COMPARED_APART} for side in self.sides)
         return Row(
@@ -126,7 +120,7 @@ class _RunsComparison:
             a=str(a.folder),
             b=str(b.folder),
             equal=first is None and whole and self.digests > 0,
-            verdict=verdict,
+            verdict=verdict_of(at, equal, "step of a replica", facts),
             not_comparable=facts,
             other_options=differing_facts(*options),
             steps=len(self.losses),
