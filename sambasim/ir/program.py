@@ -229,6 +229,10 @@ class Program:
         for member in group.members:
             yield from self.optimizers[group.optimizer].symbols_of(member).values()
 
+    def held_bytes(self, kind: SymbolKind) -> int:
+        """What a rank holds of symbols of `kind`, without ZeRO."""
+        return sum(symbol.type.size_bytes for symbol in self.symbols.values() if symbol.kind is kind)
+
     @property
     def parameter_count(self) -> int:
         """The elements of the whole model."""

@@ -2,7 +2,7 @@
 reads and writes, each value counted once."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -92,27 +92,19 @@ def _received_bytes(program: Program, axis: str) -> int:
     return max(map(of_rank, of_ranks(program)))
 
 
-def held_bytes(program: Program) -> Counter[SymbolKind]:
-    """What the rank of `program` holds of each kind of symbol, without ZeRO."""
-    held: Counter[SymbolKind] = Counter()
-    for symbol in program.symbols.values():
-        held[symbol.kind] += symbol.type.size_bytes
-    return held
-
-
 def _stages(program: Program) -> Iterator[Row]:
     """`sent_bytes`: of one micro-batch; `tied`: by parameter whose gradient another rank sends, that rank."""
     if program.schedule is None:
         return
     for rank, part in enumerate(of_ranks(program)):
-        nodes, types, held = part.leading.nodes, part.leading.types(part.symbols), held_bytes(part)
+        nodes, types, held_bytes = part.leading.nodes, part.leading.types(part.symbols), part.held_bytes
         sent = [name for node in nodes if node.operator == "comm.send" for name in node.reads]
         parameter_of = {member.gradient: member.parameter for group in part.groups for member in group.members}
         copies = {copied(node): node for node in nodes}
-        training_bytes = held[SymbolKind.GRADIENT] + held[SymbolKind.OPTIMIZER_STATE]
+        training_bytes = held_bytes(SymbolKind.GRADIENT) + held_bytes(SymbolKind.OPTIMIZER_STATE)
         yield Row(
             **{"rank": rank, "stages": list(program.schedule.stages_of(rank)), "operators": len(nodes)},
-            **{"parameter_bytes": held[SymbolKind.PARAMETER], "training_bytes": training_bytes},
+            **{"parameter_bytes": held_bytes(SymbolKind.PARAMETER), "training_bytes": training_bytes},
             sent_bytes=sum(types[name].size_bytes for name in sent),
             tied={parameter_of[name]: ends_of(node)[0] for name, node in copies.items() if name in parameter_of},
         )

@@ -13,7 +13,6 @@ from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
 from sambasim.report.analysis import NOT_VALIDATED, PRICED_IN, Analysis, advice_fields, advice_parts, step_or_forward
 from sambasim.report.devices import rank_fields
-from sambasim.report.inspect import held_bytes
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
 from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
@@ -58,13 +57,13 @@ def _ranks(step: PredictedStep) -> Iterator[Row]:
     for at in step.placement.locations()[: step.program.ranks_of_replica]:
         position = step.mesh.coordinate(at.replica, PIPELINE)
         alone, times = step.ranks[position].alone, step.times_of(position)
-        held = held_bytes(alone.program)
+        held_bytes = alone.program.held_bytes
         yield Row(
             **rank_fields(at, step.mesh),
             stages=tuple(step.schedule.stages_of(position)),
-            parameter_bytes=held[SymbolKind.PARAMETER],
-            gradient_bytes=held[SymbolKind.GRADIENT],
-            state_bytes=held[SymbolKind.OPTIMIZER_STATE],
+            parameter_bytes=held_bytes(SymbolKind.PARAMETER),
+            gradient_bytes=held_bytes(SymbolKind.GRADIENT),
+            state_bytes=held_bytes(SymbolKind.OPTIMIZER_STATE),
             needed_bytes=alone.need.size_bytes,
             **{f"predicted_{what}_share": getattr(times, f"{what}_s") / step.passes_s for what in _SHARES},
         )

@@ -143,8 +143,7 @@ def price_alone(
     ranges = stage_ranges(work, [section.stop for section in in_pass])
     need = need_of(program, work, samples, row)
     check_memory(graph, need, budget)
-    states = (symbol for symbol in program.symbols.values() if symbol.kind is SymbolKind.OPTIMIZER_STATE)
-    tiers = tiers_of(need, sum(symbol.type.size_bytes for symbol in states), budget)
+    tiers = tiers_of(need, program.held_bytes(SymbolKind.OPTIMIZER_STATE), budget)
     usual = slowed(budget, tiers.rest)
     model = []
     for section, (start, stop) in zip(in_pass, ranges, strict=True):

@@ -1,7 +1,7 @@
 """The memory of one rank of a training step, by part, also for other dtypes, optimizers, levels of ZeRO and
 recomputation than its program has. `need_of` adds tensors between sections, by `costs/fit.py`. Others have formulas of
 their own: `planning/estimate.py`, `one_rank.py` for strategies that are not compiled, `planning/here.py` for `--here`,
-`Place` of `compiler/passes.py` for the device memory of a PEF, `held_bytes` of `report/inspect.py` for its symbols.
+`Place` of `compiler/passes.py` for the device memory of a PEF, `held_bytes` of `ir/program.py` for its symbols.
 
     part          ZeRO keeps a slice from   what it holds
     parameters    3                         frozen ones are whole
@@ -112,11 +112,6 @@ def memory_of(
     states_bytes = sum(_region_bytes(group, state, by["states"]) for group, state in states)
     parameters, gradients = kept("parameter") + frozen, kept("gradient")
     return Memory(parameters, gradients, states_bytes, activations_bytes * in_flight, buffers)
-
-
-def operand_bytes(program: Program) -> int:
-    symbols = program.symbols.values()
-    return sum(symbol.type.size_bytes for symbol in symbols if symbol.kind is SymbolKind.REDUCE_BUFFER)
 
 
 def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:

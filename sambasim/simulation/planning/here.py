@@ -23,9 +23,9 @@ from sambasim.ir.operators import OPERATORS, OperatorKind, flops_of
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
-from sambasim.ir.types import TensorType
+from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
-from sambasim.simulation.memory import Memory, PassMemory, memory_of, operand_bytes, pass_memory
+from sambasim.simulation.memory import Memory, PassMemory, memory_of, pass_memory
 from sambasim.simulation.planning.search import Goal, Plan, order
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, shortage
 from sambasim.simulation.step import Cost, Passes
@@ -255,7 +255,7 @@ class Here:
             more_bytes = part.memory.temporaries * strategy.samples // program.batch_size
             memory = sized(program, activations_bytes=kept_bytes, in_flight=flight)
             parameters = memory.parameters // copies if by_device else memory.parameters
-            buffers = memory.buffers + process_bytes - operand_bytes(program)
+            buffers = memory.buffers + process_bytes - program.held_bytes(SymbolKind.REDUCE_BUFFER)
             activations = memory.activations + more_bytes
             yield replace(memory, parameters=parameters, activations=activations, buffers=buffers)
 

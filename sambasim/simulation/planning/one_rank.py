@@ -24,10 +24,10 @@ from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.graph import Section, SectionKind
 from sambasim.ir.mesh import DATA_PARALLEL, TENSOR, Mesh
 from sambasim.ir.program import Program
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.alone import RankAlone, price_alone
 from sambasim.simulation.machine import mixed
-from sambasim.simulation.memory import Memory, memory_of, operand_bytes
+from sambasim.simulation.memory import Memory, memory_of
 from sambasim.simulation.planning.strategy import Strategy, roomy
 from sambasim.simulation.scaling import slowest_s_of
 from sambasim.simulation.sync import Traffic, traffic_of
@@ -367,7 +367,7 @@ class Ranks:
             memory=memory_of(program, activations_bytes=0, samples=samples, zero=0, replicas=1),
             between_bytes=max(step.need.residency.size_bytes - chain.priced_bytes, 0),
             gathered=compiled.gathered,
-            operand_bytes=operand_bytes(program),
+            operand_bytes=program.held_bytes(SymbolKind.REDUCE_BUFFER),
         )
 
     def largest_layer_bytes(self, dtype: str) -> int | None:
