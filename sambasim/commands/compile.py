@@ -1,7 +1,6 @@
 """Compiles in a child of this process, and compares the PEF with its model in a second one, as `verify --against` also
 does. The caller's model, generators, caches and process stay as they were."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -106,10 +105,10 @@ def compile_lengths(
             fitted = replace(source, train=source.train.with_collate(Fitted(source.train.collate, change)))
         whole = None if live.whole is None else change(live.whole)
         one = replace(live, example=live.example._replace(inputs=change(live.example.inputs)), whole=whole)
-        chosen, phase = options.model_copy(update={"output_folder": folder}), partial(_phase_of, on_phase, length)
+        chosen, samples = options.model_copy(update={"output_folder": folder}), f"samples of length {length}"
         groups = done[0].program.groups if done else ()
         work = partial(compile_live, one, chosen, groups=groups)
-        done.append(compile_proved(one, chosen, phase, fitted, work))
+        done.append(compile_proved(one, chosen, lambda phase: on_phase(f"{phase}, {samples}"), fitted, work))
         check_padding(data.padding, input_specs(done[0].program))
         _check_alike(done[0].program, done[-1].program, length)
         return done[-1]
@@ -125,10 +124,6 @@ def compile_lengths(
         told.append(f"{', '.join(filled)} of shorter samples is filled up with 0, which is a class as any other: {how}")
     each = dict.fromkeys(notice for one in (*done, first) for notice in one.notices)
     return replace(first, notices=(*told, *each), phases_s=phases_s)
-
-
-def _phase_of(on_phase: OnPhase, length: int, phase: str) -> None:
-    on_phase(f"{phase}, samples of length {length}")
 
 
 def _check_alike(longest: Program, program: Program, length: int) -> None:
@@ -198,11 +193,10 @@ def compile_proved(
             done = in_child(at_once, on_phase)
         except NotSound:
             done = in_child(lambda phase: compiled(phase, hidden), on_phase)
-        notices, phases_s = list(done.notices), dict(done.phases_s)
+        notices, watch = list(done.notices), Stopwatch(on_phase)
         checked = None
         if options.check != 0:
-            on_phase(_PROVE)
-            began_s = time.perf_counter()
+            watch.begin(_PROVE)
             try:
                 checked, told = in_child(lambda phase: prove(hidden, live, options, source, options.check), on_phase)
                 notices += told
@@ -210,13 +204,14 @@ def compile_proved(
                     notices.append(f"{_NOT_COMPARED}: PyTorch takes no batch of this kind")
             except MachineError as error:
                 notices.append(f"{_NOT_COMPARED}: {error.what}")
-            phases_s[_PROVE] = time.perf_counter() - began_s
+            watch.end()
         digest = seal(hidden, checked)
     by_line: dict[str, list[str]] = {}
     for exception in checked.exceptions if checked is not None else ():
         by_line.setdefault(exception.source and f", at {exception.source}", []).append(str(exception))
     notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
     notices += [*record_compiled(digest), *_replaced(before, path)]
+    phases_s = {**done.phases_s, **watch.phases_s}
     return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s, checked=checked)
 
 
