@@ -223,13 +223,10 @@ def section_graph(analysis: Analysis) -> ui.Part:
 
 def _boxes(analysis: Analysis) -> list[_Box]:
     sections = analysis.step.sections
-    spans: dict[SectionKind, list[range]] = {kind: [] for kind in (*MODEL_KINDS, SectionKind.OPT)}
-    for run in analysis.runs:
-        if (kind := sections[run.start].kind) in MODEL_KINDS:
-            spans[kind].append(range(run.start, run.stop))
-    if analysis.step.update:
-        spans[SectionKind.OPT] = [range(len(analysis.step.model), len(sections))]
-    left, right = spans[SectionKind.FWD], [*spans[SectionKind.BCKWD], *spans[SectionKind.OPT]][::-1]
+    spans = [(sections[run.start].kind, range(run.start, run.stop)) for run in analysis.runs]
+    left, backward = ([span for kind, span in spans if kind is wanted] for wanted in MODEL_KINDS)
+    update = [range(len(analysis.step.model), len(sections))] if analysis.step.update else []
+    right = [*backward, *update][::-1]
     rows = max(len(left), len(right), 1)
     boxes = []
     for x, column in ((_SIDE, left), (_SIDE + _WIDTH + _MIDDLE, right)):
