@@ -143,13 +143,13 @@ def simulate_command(
         predictions = predicted(question, on_phase)
     lines = (line for prediction in predictions for line in simulation_json(prediction, sync))
     answer(as_json, lambda: "\n".join(lines), lambda: simulation_report(predictions, sync, sections))
-    texts, of_sizes = {}, [prediction.along(sync) for prediction in predictions]
+    texts = {}
     if csv is not None:
-        texts[csv] = csv_text(csv_rows([step for steps in of_sizes for step in steps]))
+        texts[csv] = csv_text(csv_rows([step for prediction in predictions for step in prediction.along(sync)]))
     if trace is not None:
         texts[trace] = predicted_trace(max(predictions[0].steps[sync[-1]], key=lambda step: step.mesh.world_size))
     if plot is not None:
-        texts[plot] = scaling_plot(of_sizes)
+        texts[plot] = scaling_plot(predictions, sync)
     shared.write_all(texts, quiet=as_json)
 
 

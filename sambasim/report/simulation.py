@@ -1,6 +1,5 @@
 """What `sambasim simulate` says of a prediction: tables, which the page of `report` has too, JSON, CSV and a plot."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
@@ -131,13 +130,13 @@ def csv_rows(steps: Sequence[PredictedStep]) -> list[Mapping[str, object]]:
     return rows
 
 
-def scaling_plot(of_sizes: Sequence[Sequence[PredictedStep]]) -> str:
+def scaling_plot(predictions: Sequence[Prediction], paths: Sequence[SyncPath]) -> str:
     """Samples/s over ranks as SVG: a curve for each batch size and way to sync, and the ideal without waiting."""
     return log_chart(
-        f"{on_device(of_sizes[0][0])}: predicted, not measured",
+        f"{on_device(predictions[0].steps[paths[0]][0])}: predicted, not measured",
         ("ranks", "samples per second"),
         ("{:.0f}".format, format_rate),
-        [curve for steps in of_sizes for curve in _curves(steps)],
+        [curve for prediction in predictions for curve in _curves(prediction, paths)],
     )
 
 
@@ -147,18 +146,14 @@ def on_device(step: PredictedStep) -> str:
     return f"{step.program.name} on {ranks}{step.alone.budget.where}"
 
 
-def _curves(steps: Sequence[PredictedStep]) -> Iterator[Curve]:
-    batch = f", batch {steps[0].batch_size}"
-    points: defaultdict[str | None, list[tuple[float, float]]] = defaultdict(list)
-    ideal: defaultdict[int, float] = defaultdict(float)
-    for step in sorted(steps, key=lambda step: step.mesh.world_size):
-        ranks = step.mesh.world_size
-        points[step.path].append((ranks, step.samples_per_s))
-        ideal[ranks] = max(ideal[ranks], step.ideal_samples_per_s)
-    alone = points.pop(None, [])
-    for path, of_path in points.items():
-        yield Curve(f"sync by {path}{batch}", [*alone, *of_path])
-    yield Curve(f"no sync{batch}", list(ideal.items()), is_bound=True)
+def _curves(prediction: Prediction, paths: Sequence[SyncPath]) -> Iterator[Curve]:
+    of_paths = [sorted(prediction.steps[path], key=lambda step: step.mesh.world_size) for path in paths]
+    batch = f", batch {of_paths[0][0].batch_size}"
+    for path, steps in zip(paths, of_paths, strict=True):
+        if steps[-1].path is not None:  # with the most ranks; one replica has nothing to sync
+            yield Curve(f"sync by {path}{batch}", [(step.mesh.world_size, step.samples_per_s) for step in steps])
+    best = (max(steps, key=lambda step: step.ideal_samples_per_s) for steps in zip(*of_paths, strict=True))
+    yield Curve(f"no sync{batch}", [(step.mesh.world_size, step.ideal_samples_per_s) for step in best], is_bound=True)
 
 
 def simulation_json(prediction: Prediction, paths: Sequence[SyncPath]) -> list[str]:

@@ -25,6 +25,7 @@ from sambasim.report.inspect import contents
 from sambasim.report.simulation import step_record
 from sambasim.report.tables import Curve
 from sambasim.simulation.alone import price_ranks
+from sambasim.simulation.prediction import predict
 from sambasim.simulation.step import PredictedStep, step_of
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes, format_seconds
@@ -32,7 +33,7 @@ from tests.cli.typed import printed
 from tests.faults.command import sambasim as run_command
 from tests.pef.samples import sample_program
 from tests.report.test_page import Page, check_it_asks_nobody
-from tests.simulation.test_step import predicted
+from tests.simulation.test_step import CLUSTER, DEVICE, predicted
 from tests.support.trace_format import read_trace
 from tests.support.whole import whole
 
@@ -201,8 +202,9 @@ def test_speed_is_relative_to_one_replica_whichever_were_asked_for(program: Prog
     for row, step in zip(simulation.csv_rows(several), several, strict=True):
         assert row["predicted_efficiency"] == step.samples_per_s / (step.replicas * one.samples_per_s)
         assert 0 < step.efficiency < 1
-    for steps in (several, [one, *several]):
-        simulation.scaling_plot([steps])
+    for replicas in ((4, 2), (1, 2, 4)):
+        prediction = predict(program, DEVICE, None, "o3", CLUSTER, replicas)
+        simulation.scaling_plot([prediction], (SyncPath.HOST, SyncPath.RDU))
         assert drawn[-1].is_bound
         line = dict(drawn[-1].points)
         assert (line[8], line[16]) == pytest.approx((2 * one.samples_per_s, 4 * one.samples_per_s))
