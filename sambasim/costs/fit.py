@@ -32,27 +32,28 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """All boundary tensors, in the order in which they are written, and the bytes in use while each section runs."""
+    """All boundary tensors of so many `sections`, in the order in which they are written."""
 
     boundaries: tuple[Boundary, ...]
-    taken_bytes: tuple[int, ...]
+    sections: int
 
     @property
     def size_bytes(self) -> int:
         return max((boundary.address + boundary.size_bytes for boundary in self.boundaries), default=0)
 
-    def most_bytes(self, runs: Iterable[tuple[int, int]]) -> int:
-        """The most bytes in use, if ranges of sections run in this order, some for one pass and some for others."""
-        written, freed = [0] * len(self.taken_bytes), [0] * len(self.taken_bytes)
+    def taken_bytes(self, runs: Iterable[tuple[int, int]] | None = None) -> list[int]:
+        """The bytes in use while each section runs: all in order, or `runs` of them, some for one pass and some for
+        others."""
+        written, freed = [0] * self.sections, [0] * self.sections
         for boundary in self.boundaries:
             written[boundary.first] += boundary.size_bytes
             freed[boundary.last] += boundary.size_bytes
-        used = most = 0
-        for number in chain.from_iterable(range(*run) for run in runs):
+        used, taken = 0, []
+        for number in chain.from_iterable(range(*run) for run in runs or [(0, self.sections)]):
             used += written[number]
-            most = max(most, used)
+            taken.append(used)
             used -= freed[number]
-        return most
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,6 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[
     ending: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     used: list[tuple[int, int]] = []
     boundaries: list[Boundary] = []
-    taken, taken_bytes = 0, []
     known: set[str] = set()
     for number, (start, stop) in enumerate(sections):
         for stage in work.stages[start:stop]:
@@ -89,12 +89,9 @@ def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[
                 boundaries.append(Boundary(value, size_bytes, address, number, last))
                 ending[last].append((address, address + size_bytes))
                 insort(used, (address, address + size_bytes))
-                taken += size_bytes
-        taken_bytes.append(taken)
         for span in ending.pop(number, []):
             used.remove(span)
-            taken -= span[1] - span[0]
-    return Residency(tuple(boundaries), tuple(taken_bytes))
+    return Residency(tuple(boundaries), len(sections))
 
 
 def _first_free(used: Sequence[tuple[int, int]], size_bytes: int) -> int:
@@ -116,7 +113,8 @@ def check_memory(graph: Graph, need: Need, budget: Budget) -> None:
     parts = f"{kept} is for what the program keeps, {between} for tensors between sections"
     what = f"one replica needs {format_bytes(need.size_bytes)} of {budget.off_chip}, and {has}: {parts}"
     if residency.boundaries:
-        fullest = residency.taken_bytes.index(max(residency.taken_bytes))
+        taken = residency.taken_bytes()
+        fullest = taken.index(max(taken))
         live = (boundary for boundary in residency.boundaries if boundary.first <= fullest <= boundary.last)
         largest = max(live, key=lambda boundary: boundary.size_bytes)
         node = next(node for node in graph.nodes if largest.value in node.results)

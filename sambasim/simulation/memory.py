@@ -63,7 +63,7 @@ def need_of(program: Program, work: Work, samples: int | None = None, row: Row =
     if row is not None:
         spans = spans_of_actions(in_pass)
         runs = (spans[action.kind, action.stage] for action in row if (action.kind, action.stage) in spans)
-        between_bytes = max(between_bytes, residency.most_bytes(runs))
+        between_bytes = max([between_bytes, *residency.taken_bytes(runs)])
     return Need(kept.total_bytes, residency, between_bytes)
 
 

@@ -76,7 +76,7 @@ def grounds(prediction: Prediction) -> ui.Part:
 
 def memory(analysis: Analysis) -> ui.Part:
     alone, need, budget = analysis.step, analysis.step.need, analysis.step.budget
-    most = need.kept_bytes + max(need.residency.taken_bytes, default=0)
+    most = need.kept_bytes + max(need.residency.taken_bytes(), default=0)
     limits = [("Capacity", budget.capacity_bytes, ui.VERMILLION)]
     if budget.behind is not None:
         limits.insert(0, ("HBM", budget.behind.fast_bytes, ui.INK))
@@ -113,7 +113,7 @@ def memory(analysis: Analysis) -> ui.Part:
 
 def _memory_traces(analysis: Analysis) -> list[ui.Trace]:
     alone = analysis.step
-    taken = list(alone.need.residency.taken_bytes)
+    taken = alone.need.residency.taken_bytes()
     taken += [0] * (len(alone.sections) - len(taken))
     at_s, heights = [0.0, alone.host_s], [0, 0]
     numbers: list[int | None] = [None, None]
