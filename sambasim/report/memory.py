@@ -3,16 +3,16 @@ optimizer and ZeRO would make of it. Everything is an estimate."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from sambasim.ir.types import SymbolKind
 from sambasim.report.tables import json_line, labelled, table
-from sambasim.simulation.memory import Choice, Choices, Estimate, in_dtype
+from sambasim.simulation.memory import Choice, Choices, by_dtype, by_optimizer, by_zero, in_dtype
 from sambasim.units import counted, format_bytes, format_count
 
-_PARTS = ("parameters", "gradients", "states", "activations", "temporaries", "buffers")
 _CHANGED, _KEPT = "total_bytes, change", "parameters_bytes, gradients_bytes, states_bytes"
 _SLICED = ("nothing", "states", "states, gradients", "states, gradients, parameters")
 
@@ -27,48 +27,47 @@ LEFT_OUT = (
 
 def memory_json(choices: Choices, asked: Choice) -> str:
     """One line. Sizes are of one rank."""
-    tables = {"dtype": choices.by_dtype, "optimizer": choices.by_optimizer, "zero": choices.by_zero}
+    tables, fields = {"dtype": by_dtype, "optimizer": by_optimizer, "zero": by_zero}, partial(_fields, choices)
     record = {
         "name": choices.program.name,
         "parameters": choices.program.parameter_count,
         "inputs": _inputs(choices, asked),
         "batch_size": choices.program.batch_size,
         **{"replicas": choices.replicas, "passes_per_step": choices.passes, "captured_in": choices.dtype},
-        **{"asked": _fields(choices.estimate(asked)), "least": _fields(choices.least(asked))},
-        **{f"by_{what}": list(map(_fields, by(asked))) for what, by in tables.items()},
+        **{"asked": fields(asked), "least": fields(choices.least(asked))},
+        **{f"by_{what}": list(map(fields, by(asked))) for what, by in tables.items()},
         "left_out": LEFT_OUT,
     }
     return json_line(record)
 
 
-def _fields(estimate: Estimate) -> dict[str, object]:
-    choice = estimate.choice
+def _fields(choices: Choices, choice: Choice) -> dict[str, object]:
+    memory = choices.estimate(choice)
     how = {"dtype": choice.dtype.name, "master_weights": choice.dtype.master, "recompute": choice.recompute}
     states = {"optimizer": choice.optimizer, "states_per_parameter": len(choice.states), "zero": choice.zero}
-    sizes = {"total": estimate.total_bytes, **_sizes(estimate)}
+    sizes = {"total": memory.total_bytes, **asdict(memory)}
     return {**how, **states, **{f"{part}_bytes": size for part, size in sizes.items()}}
 
 
 def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:
     now, least = choices.estimate(asked), choices.least(asked)
-    sizes, replicas = _sizes(now), counted(choices.replicas, "replica")
+    sizes, replicas = asdict(now), counted(choices.replicas, "replica")
     largest = max(sizes, key=lambda part: sizes[part])
-    head = f"{format_bytes(now.total_bytes)} a rank, estimated: {_in_words(now)}, {replicas}"
+    head = f"{format_bytes(now.total_bytes)} a rank, estimated: {_in_words(asked)}, {replicas}"
     facts = [
         ("model", f"{choices.program.name}: {format_count(choices.program.parameter_count)} parameters"),
         ("one pass", f"batch {choices.program.batch_size}: {', '.join(_inputs(choices, asked))}"),
         ("most of it", f"{largest}, {format_bytes(sizes[largest])} ({sizes[largest] / now.total_bytes:.0%})"),
-        ("least", f"{format_bytes(least.total_bytes)} with the same optimizer: {_in_words(least)}"),
+        ("least", f"{format_bytes(choices.estimate(least).total_bytes)} with the same optimizer: {_in_words(least)}"),
     ]
 
-    def row(estimate: Estimate) -> Mapping[str, object]:
-        choice, change = estimate.choice, f"{estimate.total_bytes / now.total_bytes - 1:+.0%}"
-        change = "as asked" if choice == now.choice else change
-        return _fields(estimate) | {"dtype": choice.dtype.title, "sliced": _SLICED[choice.zero], "change": change}
+    def row(choice: Choice) -> Mapping[str, object]:
+        change = f"{choices.estimate(choice).total_bytes / now.total_bytes - 1:+.0%}"
+        change = "as asked" if choice == asked else change
+        changed = {"dtype": choice.dtype.title, "sliced": _SLICED[choice.zero], "change": change}
+        return _fields(choices, choice) | changed
 
-    by_dtype, by_optimizer, by_zero = (
-        [row(estimate) for estimate in by(asked)] for by in (choices.by_dtype, choices.by_optimizer, choices.by_zero)
-    )
+    dtypes, optimizers, levels = (list(map(row, by(asked))) for by in (by_dtype, by_optimizer, by_zero))
     parts = f"{_CHANGED}, {_KEPT}, activations_bytes, temporaries_bytes, buffers_bytes"
     notes = [f"a sum of the peaks of its parts, without: {'; '.join(LEFT_OUT)}"]
     if choices.passes > 1:
@@ -81,20 +80,14 @@ def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:
         Text(f"{head}\n", style="bold"),
         labelled(facts),
         Text(),
-        table("dtype and recomputation", by_dtype, "dtype, recompute", parts),
-        table("optimizer", by_optimizer, "optimizer", f"states_per_parameter, {_CHANGED}, states_bytes"),
-        table(f"ZeRO, {replicas}", by_zero, "zero:ZeRO, sliced:in slices", f"{_CHANGED}, {_KEPT}, buffers_bytes"),
+        table("dtype and recomputation", dtypes, "dtype, recompute", parts),
+        table("optimizer", optimizers, "optimizer", f"states_per_parameter, {_CHANGED}, states_bytes"),
+        table(f"ZeRO, {replicas}", levels, "zero:ZeRO, sliced:in slices", f"{_CHANGED}, {_KEPT}, buffers_bytes"),
         *map(Text, notes),
     ]
 
 
-def _sizes(estimate: Estimate) -> dict[str, int]:
-    sizes = {**asdict(estimate.memory), "temporaries": estimate.temporaries}
-    return {part: sizes[part] for part in _PARTS}
-
-
-def _in_words(estimate: Estimate) -> str:
-    choice = estimate.choice
+def _in_words(choice: Choice) -> str:
     recompute = "no recomputation" if choice.recompute == "none" else f"recompute {choice.recompute}"
     return f"{choice.dtype.title}, {choice.optimizer}, ZeRO {choice.zero}, {recompute}"
 

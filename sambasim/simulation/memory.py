@@ -8,7 +8,7 @@ their own: `planning/estimate.py`, `one_rank.py` for strategies that are not com
     gradients     2                         whole if a step has several passes: ZeRO 2 reduces in the last one
     states        1                         optimizer states and master weights
     activations   -                         what passes keep for their backward
-    temporaries   -                         of `estimate-memory`: what lives only within a pass
+    temporaries   -                         what lives only within a pass; for RDUs, sections have it on the chip
     buffers       -                         inputs, buffers, constants, the reduce operand, groups that are whole for
                                             some sections with ZeRO 2 and 3
 
@@ -18,7 +18,7 @@ Every rank has a memory of its own, as an RDU has: nothing is shared in a node.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, chain, product
 from typing import TypeAlias
 
@@ -40,15 +40,17 @@ Regions: TypeAlias = frozenset[tuple[str, str]]  # names of groups, each with "p
 class Memory:
     """Bytes of one rank, by part."""
 
-    parameters: int
-    gradients: int
-    states: int
-    activations: int
-    buffers: int
+    parameters: int = 0
+    gradients: int = 0
+    states: int = 0
+    activations: int = 0
+    temporaries: int = 0
+    buffers: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.parameters + self.gradients + self.states + self.activations + self.buffers
+        in_passes = self.activations + self.temporaries
+        return self.parameters + self.gradients + self.states + in_passes + self.buffers
 
 
 def need_of(program: Program, work: Work, samples: int | None = None, row: Row = None) -> Need:
@@ -56,7 +58,7 @@ def need_of(program: Program, work: Work, samples: int | None = None, row: Row =
     graph, kinds = program.leading, (SymbolKind.GRADIENT, SymbolKind.BUFFER)
     excluded = frozenset(output.value for output in graph.outputs if program.symbols[output.symbol].kind in kinds)
     replicas = program.world_size * program.chips
-    kept = memory_of(program, activations_bytes=0, samples=samples, replicas=replicas, passes=program.micro_batches)
+    kept = memory_of(program, samples=samples, replicas=replicas, passes=program.micro_batches)
     in_pass, _ = pass_and_update(graph)
     residency = reside(work, stage_ranges(work, [section.stop for section in in_pass]), excluded)
     between_bytes = residency.size_bytes
@@ -76,19 +78,14 @@ def divided_by(zero: int, replicas: int, passes: int) -> dict[str, int]:
 def memory_of(
     program: Program,
     *,
-    activations_bytes: int,
     samples: int | None = None,
-    zero: int | None = None,
     replicas: int = 1,
-    in_flight: int = 1,
     passes: int = 1,
     whole: Iterable[Regions] | None = None,
 ) -> Memory:
-    """Of a rank whose own program is `program`; `samples` and `zero` are as compiled if None. `activations_bytes`: what
-    each of `in_flight` passes keeps for its backward; `passes`: of one step. Of unequal slices the largest counts; a
-    program without data parallelism has whole groups. `whole`: what `whole_regions` gives."""
-    level = program.zero if zero is None or not program.data_parallel else zero
-    by = divided_by(level, replicas, passes)
+    """Of a rank whose own program is `program`, without what passes keep; `samples` are as compiled if None; `passes`:
+    of one step. Of unequal slices the largest counts. `whole`: what `whole_regions` gives."""
+    by = divided_by(program.zero, replicas, passes)
 
     def kept(region: str) -> int:
         return sum(_region_bytes(group, region, by[region]) for group in program.groups)
@@ -107,11 +104,11 @@ def memory_of(
         more = {}
         for group, region in product(program.groups, sliced):
             more[group.name, region] = _region_bytes(group, region, 1) - _region_bytes(group, region, replicas)
-        moments = whole_regions(program, level) if whole is None else whole
+        moments = whole_regions(program) if whole is None else whole
         buffers += max((sum(more.get(region, 0) for region in regions) for regions in moments), default=0)
     states_bytes = sum(_region_bytes(group, state, by["states"]) for group, state in states)
     parameters, gradients = kept("parameter") + frozen, kept("gradient")
-    return Memory(parameters, gradients, states_bytes, activations_bytes * in_flight, buffers)
+    return Memory(parameters, gradients, states_bytes, buffers=buffers)
 
 
 def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:
@@ -119,9 +116,9 @@ def _region_bytes(group: ParameterGroup, region: str, ranks: int) -> int:
     return TensorType(group.region_type(region).dtype, (numel,)).size_bytes
 
 
-def whole_regions(program: Program, zero: int) -> set[Regions]:
+def whole_regions(program: Program) -> set[Regions]:
     """The regions that are whole at the same moments of a pass: gathered parameters, gradients not reduced yet."""
-    training = in_slices(replace(program, zero=zero)).training if program.data_parallel else None
+    training = in_slices(program).training if program.data_parallel else None
     if training is None:
         return set()
     of_gradient = {member.gradient: group.name for group in program.groups for member in group.members}
@@ -141,20 +138,9 @@ def whole_regions(program: Program, zero: int) -> set[Regions]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PassMemory:
-    """Bytes of one pass: the peak of what its backward reads, and by how much the peak of all values exceeds it."""
-
-    activations: int
-    temporaries: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.activations + self.temporaries
-
-
-def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
-    """In the order of nodes. Views count as their bases, gradients of parameters not at all: they have their own."""
+def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> Memory:
+    """Of one pass: the peak of what its backward reads, and by how much the peak of all values exceeds it, in the order
+    of nodes. Views count as their bases, gradients of parameters not at all: they have their own."""
     types = graph.types(symbols)
     base: dict[str, str] = {}
     made: dict[str, int] = {}  # by base: the position of its node
@@ -181,7 +167,7 @@ def pass_memory(graph: Graph, symbols: Mapping[str, Symbol]) -> PassMemory:
     sizes = {name: graph.values[name].size_bytes for name in made if name not in own}
     activations = _peak((made[name], last[name], size) for name, size in sizes.items() if name in kept)
     everything = _peak((made[name], last[name], size) for name, size in sizes.items())
-    return PassMemory(activations, everything - activations)
+    return Memory(activations=activations, temporaries=everything - activations)
 
 
 def _is_operand(node: Node, types: Mapping[str, TensorType]) -> bool:
@@ -230,35 +216,37 @@ class Choice:
     zero: int
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Bytes of one rank. `temporaries`: see `PassMemory`."""
+def by_dtype(asked: Choice) -> list[Choice]:
+    return [replace(asked, dtype=dtype, recompute=mode) for dtype, mode in product(DTYPES, RECOMPUTE)]
 
-    choice: Choice
-    memory: Memory
-    temporaries: int
 
-    @property
-    def total_bytes(self) -> int:
-        return self.memory.total_bytes + self.temporaries
+def by_optimizer(asked: Choice) -> list[Choice]:
+    """For each optimizer with default options; if its default keeps no state, also with what it has at most."""
+    kept = {kind: (entry.kept_states({}), tuple(entry.states)) for kind, entry in OPTIMIZERS.items()}
+    pairs = ((kind, states) for kind, (least, most) in kept.items() for states in ([least] if least else [(), most]))
+    return [replace(asked, optimizer=kind, states=states) for kind, states in pairs]
+
+
+def by_zero(asked: Choice) -> list[Choice]:
+    return [replace(asked, zero=zero) for zero in range(4)]
 
 
 class Choices:
-    """Estimates of a `program` stored in `dtype`; `replicas` take `passes` in a step; `graphs`: by recomputation."""
+    """Memory of a `program` stored in `dtype`; `replicas` take `passes` in a step; `graphs`: by recomputation."""
 
     def __init__(
         self, program: Program, graphs: Mapping[str, Graph], dtype: str, *, replicas: int, passes: int
     ) -> None:
         self.program, self.graphs, self.dtype, self.replicas, self.passes = program, graphs, dtype, replicas, passes
         self._held, self._kept = cache(self._held_by), cache(self._kept_by)
-        self._whole = cache(partial(whole_regions, program))
+        self._whole = cache(lambda zero: whole_regions(replace(program, zero=zero)))
 
-    def estimate(self, choice: Choice) -> Estimate:
+    def estimate(self, choice: Choice) -> Memory:
         held = self._held(choice.dtype.stored, choice.recompute)
         kept = self._kept(replace(choice, recompute="none"))
-        return Estimate(choice, replace(kept, activations=held.activations), held.temporaries)
+        return replace(kept, activations=held.activations, temporaries=held.temporaries)
 
-    def _held_by(self, stored: str, recompute: str) -> PassMemory:
+    def _held_by(self, stored: str, recompute: str) -> Memory:
         graph = self.graphs[recompute]
         values = {name: in_dtype(type_, self.dtype, stored) for name, type_ in graph.values.items()}
         return pass_memory(replace(graph, values=values), self._symbols_in(stored))
@@ -271,33 +259,17 @@ class Choices:
         states = *([MASTER] if dtype.master else []), *choice.states, *([AVERAGE] if program.averages else [])
         optimizers = tuple(replace(optimizer, kind=choice.optimizer, states=states) for optimizer in program.optimizers)
         symbols, whole = self._symbols_in(dtype.stored), self._whole(zero)
-        changed = replace(program, symbols=symbols, groups=groups, optimizers=optimizers)
-        number = {"replicas": self.replicas, "passes": self.passes}
-        return memory_of(changed, activations_bytes=0, zero=zero, whole=whole, **number)
+        changed = replace(program, symbols=symbols, groups=groups, optimizers=optimizers, zero=zero)
+        return memory_of(changed, replicas=self.replicas, passes=self.passes, whole=whole)
 
     def _symbols_in(self, stored: str) -> Mapping[str, Symbol]:
         symbols = self.program.symbols.items()
         return {name: replace(symbol, type=in_dtype(symbol.type, self.dtype, stored)) for name, symbol in symbols}
 
-    def by_dtype(self, asked: Choice) -> list[Estimate]:
-        pairs = ((dtype, mode) for dtype in DTYPES for mode in RECOMPUTE)
-        return [self.estimate(replace(asked, dtype=dtype, recompute=mode)) for dtype, mode in pairs]
-
-    def by_optimizer(self, asked: Choice) -> list[Estimate]:
-        """For each optimizer with default options; if its default keeps no state, also with what it has at most."""
-        kept = {kind: (entry.kept_states({}), tuple(entry.states)) for kind, entry in OPTIMIZERS.items()}
-        pairs = (
-            (kind, states) for kind, (least, most) in kept.items() for states in ([least] if least else [(), most])
-        )
-        return [self.estimate(replace(asked, optimizer=kind, states=states)) for kind, states in pairs]
-
-    def by_zero(self, asked: Choice) -> list[Estimate]:
-        return [self.estimate(replace(asked, zero=zero)) for zero in range(4)]
-
-    def least(self, asked: Choice) -> Estimate:
-        """The least memory that the optimizer asked for can have."""
-        levels = (self.by_dtype(replace(asked, zero=zero)) for zero in range(4))
-        return min(chain.from_iterable(levels), key=lambda estimate: estimate.total_bytes)
+    def least(self, asked: Choice) -> Choice:
+        """The one with the least memory that the optimizer asked for can have."""
+        every = chain.from_iterable(map(by_dtype, by_zero(asked)))
+        return min(every, key=lambda choice: self.estimate(choice).total_bytes)
 
 
 def in_dtype(type_: TensorType, captured: str, wanted: str) -> TensorType:

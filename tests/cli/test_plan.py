@@ -26,7 +26,7 @@ SMALL = [
 PLAN = ["plan", str(ROOT / "configs" / "char_gpt.toml"), *SMALL, "--global-batch", "16"]
 HERE = ["plan", str(ROOT / "configs" / "logistic_regression.toml"), "--here"]
 ONLY = ["--only", "recompute=none", "--only", "samples=8,16", "--only", "tensor=none"]
-PARTS = ("parameters", "gradients", "states", "activations", "buffers")
+PARTS = ("parameters", "gradients", "states", "activations", "temporaries", "buffers")
 TERMS = ("compute", "host", "messages", "bubble", "update", "sync")
 
 

@@ -2,6 +2,7 @@
 derived from rates for other numbers of samples, and for ranks that share cores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -84,6 +85,8 @@ def test_a_pipeline_waits_as_its_schedule_says(made: Made) -> None:
     assert whole_s / 2 <= slowest_s < whole_s
     assert pipelined_s >= whole_s + (passes - 1) * slowest_s
     assert pipelined_s <= whole_s + (passes - 1) * (slowest_s + ADDING_S) * 1.1
+    at_once = Here(made.program, made.machine(2, (1, 2))).price(replace(priced.strategy, schedule="gpipe"))
+    assert at_once.memory[1].activations == passes * priced.memory[1].activations > 0, "1f1b has one at a time there"
     crowded = Here(made.program, made.machine(1, (1,))).price(Strategy(1, stages=2, samples=8, passes=passes)).terms
     assert crowded.step_s - crowded.update_s == pytest.approx(2 * (terms.step_s - terms.update_s)), "waits are busy"
 
@@ -96,7 +99,8 @@ def test_parameters_are_once_on_the_machine_and_a_process_has_memory_before_its_
     assert four.gradients == alone.gradients
     assert four.states == pytest.approx(alone.states / 4, rel=0.02)
     process = PRIVATE_BYTES + SHARED_BYTES + HEAP_BYTES
-    assert alone.activations + alone.buffers == pytest.approx(process, rel=0.01), "heap and libraries"
+    in_passes = alone.activations + alone.temporaries
+    assert in_passes + alone.buffers == pytest.approx(process, rel=0.01), "heap and libraries"
     assert here.price(Strategy(1, samples=16)).fullest.activations == 2 * alone.activations
 
 

@@ -288,8 +288,8 @@ def program() -> Program:
 
 
 def test_what_a_program_keeps_is_what_it_has_addresses_for(program: Program) -> None:
-    memory = memory_of(program, activations_bytes=0)
-    assert {memory_of(program, activations_bytes=0, zero=zero) for zero in range(4)} == {memory}, "of one replica"
+    memory = memory_of(program)
+    assert {memory_of(replace(program, zero=zero)) for zero in range(4)} == {memory}, "of one replica"
     alignment = 512 * len(program.symbols)
     assert program.device_bytes - alignment <= memory.total_bytes <= program.device_bytes
     assert memory.gradients == memory.parameters
@@ -298,7 +298,7 @@ def test_what_a_program_keeps_is_what_it_has_addresses_for(program: Program) -> 
 
 def test_each_level_of_zero_cuts_one_part_more_but_gradients_of_several_passes(program: Program) -> None:
     numel = sum(group.numel for group in program.groups)
-    levels = [memory_of(program, activations_bytes=0, zero=zero, replicas=8) for zero in range(4)]
+    levels = [memory_of(replace(program, zero=zero), replicas=8) for zero in range(4)]
     whole = [4 * numel, 4 * numel, 8 * numel]
     for zero, memory in enumerate(levels):
         wanted = [size / 8 if level <= zero else size for size, level in zip(whole, (3, 2, 1), strict=True)]
@@ -309,13 +309,13 @@ def test_each_level_of_zero_cuts_one_part_more_but_gradients_of_several_passes(p
     assert levels[3].buffers - levels[2].buffers >= largest  # and parameters
     totals = [memory.total_bytes for memory in levels]
     assert totals == sorted(totals, reverse=True)
-    several = memory_of(program, activations_bytes=0, zero=2, replicas=8, passes=4)
+    several = memory_of(replace(program, zero=2), replicas=8, passes=4)
     assert several.gradients == several.parameters > 7 * levels[2].gradients
     assert several.buffers < levels[2].buffers
 
 
-def test_activations_are_kept_by_every_pass_in_flight_and_inputs_grow_with_samples(program: Program) -> None:
-    one = memory_of(program, activations_bytes=1000)
-    more = memory_of(program, activations_bytes=2000, samples=2 * program.batch_size, in_flight=3)
+def test_inputs_grow_with_samples(program: Program) -> None:
+    one = memory_of(program)
+    more = memory_of(program, samples=2 * program.batch_size)
     inputs = sum(symbol.type.size_bytes for symbol in program.symbols.values() if symbol.kind == "input")
-    assert more == replace(one, activations=6000, buffers=one.buffers + inputs)
+    assert more == replace(one, buffers=one.buffers + inputs)

@@ -91,7 +91,7 @@ def check_parts(options: CompileOptions, dtype: torch.dtype) -> None:
     wanted = str(dtype).removeprefix("torch.")
     stored = next(one for one in DTYPES if one.stored == wanted and not one.master)
     estimate = training_shapes(options).estimate(Choice(stored, "none", name, states, zero=1))
-    ours = {part: getattr(estimate.memory, part) for part in ("parameters", "gradients", "states", "activations")}
+    ours = {part: getattr(estimate, part) for part in ("parameters", "gradients", "states", "activations")}
     ours["peak"] = ours["activations"] + estimate.temporaries
     counted = torch_memory(options, dtype)
     for part, size_bytes in counted.items():

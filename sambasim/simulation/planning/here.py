@@ -13,7 +13,7 @@ All times are predicted; only rates are measured.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
@@ -25,7 +25,7 @@ from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
-from sambasim.simulation.memory import Memory, PassMemory, memory_of, pass_memory
+from sambasim.simulation.memory import Memory, memory_of, pass_memory
 from sambasim.simulation.planning.search import Goal, Plan, order
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, shortage
 from sambasim.simulation.step import Cost, Passes
@@ -105,7 +105,8 @@ class _Part:
         return sum(self.types[name].size_bytes for name in names if name in self.types)
 
     @cached_property
-    def memory(self) -> PassMemory:
+    def memory(self) -> Memory:
+        """Of a pass."""
         return pass_memory(self.program.step, self.program.symbols)
 
 
@@ -247,17 +248,16 @@ class Here:
         whole_bytes = whole.memory.total_bytes * times.samples // whole.program.batch_size
         process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
         process_bytes += max(times.heap_bytes - whole_bytes, 0)
-        zero, passes = max(strategy.zero, 1) if by_device else strategy.zero, strategy.passes
-        sized = partial(memory_of, samples=strategy.samples, zero=zero, replicas=copies, passes=passes)
+        zero, samples = max(strategy.zero, 1) if by_device else strategy.zero, strategy.samples
         for part, flight in zip(parts, in_flight(_schedule(strategy)), strict=True):
             program = part.program
-            kept_bytes = part.memory.activations * strategy.samples // program.batch_size
-            more_bytes = part.memory.temporaries * strategy.samples // program.batch_size
-            memory = sized(program, activations_bytes=kept_bytes, in_flight=flight)
+            activations = part.memory.activations * samples // program.batch_size * flight
+            temporaries = part.memory.temporaries * samples // program.batch_size
+            sliced = replace(program, zero=zero)
+            memory = memory_of(sliced, samples=samples, replicas=copies, passes=strategy.passes)
             parameters = memory.parameters // copies if by_device else memory.parameters
             buffers = memory.buffers + process_bytes - program.held_bytes(SymbolKind.REDUCE_BUFFER)
-            activations = memory.activations + more_bytes
-            yield replace(memory, parameters=parameters, activations=activations, buffers=buffers)
+            yield Memory(parameters, memory.gradients, memory.states, activations, temporaries, buffers)
 
 
 def _schedule(strategy: Strategy) -> Schedule:

@@ -364,7 +364,7 @@ class Ranks:
             update_s=sum(section.price.predicted_s for section in step.update),
             spread_s=slowest_s_of(step, 2),
             messages=sum(found, Traffic()),
-            memory=memory_of(program, activations_bytes=0, samples=samples, zero=0, replicas=1),
+            memory=memory_of(program, samples=samples),
             between_bytes=max(step.need.residency.size_bytes - chain.priced_bytes, 0),
             gathered=compiled.gathered,
             operand_bytes=program.held_bytes(SymbolKind.REDUCE_BUFFER),

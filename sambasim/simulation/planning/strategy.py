@@ -264,7 +264,7 @@ def price(strategy: Strategy, program: Program, level: Level, budget: Budget, pl
         priced = price_ranks(program, limitless, samples, steps, level)
     step = step_of(program, priced, placement, strategy.path)
     sized = partial(memory_of, samples=samples, replicas=strategy.copies, passes=strategy.passes)
-    memory = tuple(sized(rank.program, activations_bytes=rank.need.between_bytes) for rank in priced)
+    memory = tuple(replace(sized(rank.program), activations=rank.need.between_bytes) for rank in priced)
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
     times = step.times_of(slowest)
     received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)
