@@ -40,7 +40,6 @@ else:
     Fields = object  # models derive from these classes and from Options, whose import takes pydantic
 
 Whole: TypeAlias = Annotated[int, limits(ge=0, le=LARGEST_COUNT)]
-HostSyncName: TypeAlias = Literal["mpi", "gloo", "parameter-server"]
 OnNonfinite: TypeAlias = Literal["stop", "skip", "ignore"]
 ScheduleName: TypeAlias = Literal[
     "constant", "linear", "cosine", "step", "warmup", "warmup_decay", "warmup_cosine", "one_cycle", "range_test"
@@ -49,7 +48,6 @@ ScheduleName: TypeAlias = Literal[
 MOST_TRACED_STEPS = 1000  # a trace stays in memory until it is written
 SAVE_SUFFIX = ".safetensors"
 WEIGHTS_SUFFIXES = (SAVE_SUFFIX, ".pt", ".pth", ".bin", ".ckpt")
-DEFAULT_EVERY, DEFAULT_KEEP = "10min", 3
 MOST_WORKERS = 256  # the most worker processes of one rank: a PEF can ask for them, and each takes memory
 
 TrainingFlag = partial(Flag, training_only=True)
@@ -205,18 +203,16 @@ class CheckpointFields(Fields):
     panel = CHECKPOINTS
     dir: Annotated[FilePath | None, Flag("--checkpoint-dir DIR")] = None
     """Write checkpoints of the run here."""
-    every: Annotated[
-        grammar.IntervalOrTime | None, Flag("--checkpoint-every N[steps|epochs|s|min|h]", default=DEFAULT_EVERY)
-    ] = None
+    every: Annotated[grammar.IntervalOrTime, Flag("--checkpoint-every N[steps|epochs|s|min|h]")] = "10min"
     """Write one this often, and one at the end."""
-    keep: Annotated[Count | None, Flag("--keep K", default=str(DEFAULT_KEEP))] = None
+    keep: Annotated[Count, Flag("--keep K")] = 3
     """Keep the newest K checkpoints."""
     resume: Annotated[Text | None, _OR_BARE, Flag("--resume [auto|if-any|PATH]", bare="newest")] = None
     """Continue from the newest checkpoint, which must be valid. auto: from the newest that is valid. if-any: the same,
     or from the start if there is none. PATH: from that checkpoint."""
     exact: Annotated[bool, Flag("--exact")] = False
     """With --resume: exit with an error if the bits of the run would change."""
-    on_failure: Annotated[Literal["warn", "stop"] | None, Flag("--on-checkpoint-failure", default="warn")] = None
+    on_failure: Annotated[Literal["warn", "stop"], Flag("--on-checkpoint-failure")] = "warn"
     """If a checkpoint cannot be written: warn and continue, or stop the run."""
 
 
@@ -237,7 +233,7 @@ class RunFields(Fields):
     """Average gradients over replicas."""
     reduce_on_rdu: Annotated[bool, Flag("--reduce-on-rdu", PARALLEL)] = False
     """Sync gradients between devices, and not through the host."""
-    host_sync: Annotated[HostSyncName | None, TrainingFlag("--host-sync", PARALLEL, default="mpi")] = None
+    host_sync: Annotated[Literal["mpi", "gloo", "parameter-server"], TrainingFlag("--host-sync", PARALLEL)] = "mpi"
     """How hosts exchange gradients."""
     parameter_servers: Annotated[
         int | None, limits(ge=0, le=MOST_REPLICAS), TrainingFlag("--parameter-servers N", PARALLEL, default="0")

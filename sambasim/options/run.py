@@ -10,15 +10,7 @@ from sambasim.errors import OptionError, PefError
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.base import Options, build, dotted_names
 from sambasim.options.deepspeed import World, deepspeed_options
-from sambasim.options.fields import (
-    DEFAULT_EVERY,
-    DEFAULT_KEEP,
-    RUN_FLAGS,
-    SAVE_SUFFIX,
-    WEIGHTS_SUFFIXES,
-    CheckpointFields,
-    RunFields,
-)
+from sambasim.options.fields import RUN_FLAGS, SAVE_SUFFIX, WEIGHTS_SUFFIXES, CheckpointFields, RunFields
 from sambasim.options.given import as_table, assign, changed_values, given_flags, leaf_paths, leaves
 from sambasim.options.grammar import Cadence, JsonTable, absolute_names, parse_cadence
 from sambasim.options.problem import Given, Problem, broken, one_of, refusal, show
@@ -31,16 +23,12 @@ class CheckpointOptions(CheckpointFields, Options):
 
     @property
     def cadence(self) -> Cadence:
-        return parse_cadence(self.every or DEFAULT_EVERY)
-
-    @property
-    def kept(self) -> int:
-        return self.keep or DEFAULT_KEEP
+        return parse_cadence(self.every)
 
     def problems(self) -> Iterator[Problem]:
         if self.dir is None:
             for field in ("every", "keep", "on_failure"):
-                if getattr(self, field) is not None:
+                if field in self.model_fields_set:
                     remedy = f"add --checkpoint-dir DIR, or leave out {_typed(f'checkpoint.{field}')}"
                     yield Problem(field, "needs a folder for checkpoints, and none is given", remedy)
         name_one = "add --checkpoint-dir DIR, or name one: --resume DIR/step-…"
@@ -92,7 +80,7 @@ class RunOptions(RunFields, Options):
              "needs data parallelism, which is turned off", None, emulated),
             (self.one_process_per_replica and emulated is not None, "one_process_per_replica",
              "is for replicas that mpirun starts, and --emulate-replicas runs all in one process", one_of_two),
-            (self.host_sync is not None and self.reduce_on_rdu, "host_sync",
+            ("host_sync" in self.model_fields_set and self.reduce_on_rdu, "host_sync",
              "is sync through the host, and --reduce-on-rdu is sync between devices", one_of_two, self.host_sync),
             (servers is not None and self.host_sync != "parameter-server", "parameter_servers",
              "needs sync through a parameter server", by_server, servers),

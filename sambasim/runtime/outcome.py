@@ -89,7 +89,7 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     is_alone = team.sync_name in ("none", "emulated")
     if options.reduce_on_rdu and is_alone:
         lines.append(f"--reduce-on-rdu has no effect: {nothing}")
-    if options.host_sync is not None and is_alone:
+    if "host_sync" in options.model_fields_set and is_alone:
         lines.append(f"--host-sync has no effect: {nothing}")
     lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
@@ -168,7 +168,7 @@ def summarize(
         chips=setup.program.chips,
         mesh=dict(setup.mesh.sizes),
         sync=team.sync_name,
-        host_sync=setup.host_sync if team.sync_name == "host" else None,
+        host_sync=setup.options.host_sync if team.sync_name == "host" else None,
         parameter_servers=options.parameter_servers or 0,
         mpi=setup.communicator.library,
         batch_size=steps.batch_size,

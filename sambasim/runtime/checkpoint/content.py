@@ -158,7 +158,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             data=setup.data_identity,
             threads=setup.threads,
             engine=setup.options.engine,
-            gradient_sync="gloo" if setup.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
+            gradient_sync="gloo" if setup.options.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
             torch=torch.__version__,
             cpu=", ".join(setup.cpus),
         ),

@@ -160,7 +160,7 @@ class Saver:
             with suppress(OSError, OptionError):  # what cannot be deleted stays, without harm
                 others = [kept for kept in folder.checkpoints_in(self._folder) if folder.step_of(kept) != best]
                 older = [kept for kept in others if folder.step_of(kept) < position.step]
-                for checkpoint in older[options.kept - 1 :]:
+                for checkpoint in older[options.keep - 1 :]:
                     folder.remove(checkpoint)
         self._observer.saved(
             CheckpointRecord(

@@ -13,7 +13,7 @@ from sambasim.hardware.placement import Inventory, Placement, inventory_of, plac
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
-from sambasim.options.fields import BuildFields, HostSyncName
+from sambasim.options.fields import BuildFields
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run, with_deepspeed
 from sambasim.options.schedules import LossScaleOptions
 from sambasim.pef import PefDocument, map_weights, read
@@ -98,10 +98,6 @@ class Setup:
     @property
     def seed(self) -> int:
         return self.resolved.training.seed
-
-    @property
-    def host_sync(self) -> HostSyncName:
-        return self.options.host_sync or "mpi"
 
 
 def set_up(path: Path, options: RunOptions, communicator: Communicator) -> Setup:
@@ -366,9 +362,10 @@ def _way(setup: Setup) -> Way:
         return Way.IN_PROCESS
     if setup.options.reduce_on_rdu:
         return Way.DEVICE
-    if setup.host_sync == "mpi" and setup.program.zero == 0:
+    host_sync = setup.options.host_sync
+    if host_sync == "mpi" and setup.program.zero == 0:
         return Way.HOST_REPLICATED
-    return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[setup.host_sync]
+    return {"mpi": Way.HOST, "gloo": Way.GLOO, "parameter-server": Way.PARAMETER_SERVER}[host_sync]
 
 
 def _with_weights(setup: Setup, given: Tensors, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
