@@ -10,7 +10,7 @@ from sambasim.errors import MOST_REPLICAS, ModelError, OptionError
 from sambasim.options.base import Options, build, dotted_names
 from sambasim.options.deepspeed import World, deepspeed_options
 from sambasim.options.fields import COMPILE_FLAGS, BuildFields, ParallelFields, ScheduleName
-from sambasim.options.given import as_table, assign, changes_of, given_flags, given_overrides, given_settings, read_toml
+from sambasim.options.given import as_table, assign, given_flags, given_overrides, given_settings, leaves, read_toml
 from sambasim.options.grammar import absolute_names, missing, split_target
 from sambasim.options.problem import Given, Problem, broken, suggested
 from sambasim.options.training import ModelOptions, Sections, TrainingOptions, unreplaced
@@ -194,43 +194,40 @@ def compile_options(
         config = QUICK_START
     written = {} if config is None else absolute_names(read_toml(config), config.parent)
     where = None if config is None else str(config)
-    file, given, notes = _built(written, given, where)
-    if file.model.target is None:
-        remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
-        raise OptionError("no model is named", where=where, remedy=remedy)
-    lacks_optimizer = file.optimizer is None and not file.compile.inference
-    if lacks_optimizer and (problem := missing(file.model.target)):  # else found only after an optimizer was given
-        raise ModelError(f"the model {file.model.target}: {problem.what}", remedy=problem.remedy)
-    return _whole(file, where, given, notes)
+    return _built(written, given, where, names_model=True)
 
 
 def options_in_python(tables: Mapping[str, object], flags: Mapping[str, object]) -> CompileOptions:
     """The options of a compile in Python: flags by keyword, and `set`, override `tables`. Raises OptionError."""
     others = {name: value for name, value in flags.items() if name != "set"}
     given = [*given_settings(flags.get("set") or {}), *given_flags(others, COMPILE_FLAGS, dotted_names(CompileFile))]
-    file, given, notes = _built(tables, given, None)
-    return _whole(file, None, given, notes)
+    return _built(tables, given, None, names_model=False)
 
 
 def _built(
-    tables: Mapping[str, object], given: Sequence[Given], where: str | None
-) -> tuple[CompileFile, list[Given], Sequence[str]]:
-    """`tables` with what is given, also in a DeepSpeed config; all that is given; and notes on that config."""
+    tables: Mapping[str, object], given: Sequence[Given], where: str | None, *, names_model: bool
+) -> CompileOptions:
+    """`tables`, of the file `where`, with what is given, also in a DeepSpeed config; if `names_model`, they must name a
+    model that is there."""
     files = [entry.value for entry in given if entry.name == "deepspeed"]
     given, notes = [entry for entry in given if entry.name != "deepspeed"], list[str]()
-    for file in files:
+    for path in files:
         if any(entry.name == "compile.inference" and entry.value for entry in given):
             raise OptionError("a DeepSpeed config is for training", remedy="leave out --deepspeed or --inference")
         others = assign(tables, given)
         size = as_table(others.get("parallel")).get("world_size", 1)
         world = World(size if type(size) is int else 1, f"-ws {size}", "--data-parallel -ws")
-        by_file, notes = deepspeed_options(Path(str(file)), others, given, world)
+        by_file, notes = deepspeed_options(Path(str(path)), others, given, world)
         given = [*by_file, *given]
-    tables = unreplaced(tables, changes_of(given))
-    return build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given), given, notes
-
-
-def _whole(file: CompileFile, where: str | None, given: Sequence[Given], notes: Sequence[str]) -> CompileOptions:
+    tables = unreplaced(tables, leaves({entry.name: entry.value for entry in given}))
+    file = build(CompileFile, absolute_names(assign(tables, given), Path.cwd()), where=where, given=given)
+    target = file.model.target
+    if names_model and target is None:
+        remedy = "sambasim compile path/file.py:NAME, or model.target in the config"
+        raise OptionError("no model is named", where=where, remedy=remedy)
+    lacks_optimizer = names_model and file.optimizer is None and not file.compile.inference
+    if target and lacks_optimizer and (problem := missing(target)):  # else found only after an optimizer was given
+        raise ModelError(f"the model {target}: {problem.what}", remedy=problem.remedy)
     parts = {**dict(file), **dict(file.compile), **dict(file.parallel), "notes": tuple(notes)}
     del parts["compile"], parts["parallel"]
     return build(CompileOptions, parts, where=where, given=given)

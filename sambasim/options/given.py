@@ -150,8 +150,3 @@ def changed_values(before: Mapping[str, object], now: Mapping[str, object]) -> d
 
     names = (name for name in old | new if old.get(name) != new.get(name))
     return {name: (shown(old.get(name)), shown(new.get(name))) for name in names}
-
-
-def changes_of(given: Iterable[Given]) -> dict[str, object]:
-    """What is given, by dotted name."""
-    return {name: leaf for entry in given for name, leaf in leaves({entry.name: entry.value}).items()}
