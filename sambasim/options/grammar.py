@@ -8,7 +8,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from math import isfinite, prod
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.problem import Problem, Refused, before, checked, near_file, nearest, one_of, parsable, suggested
@@ -132,24 +132,23 @@ def _absolute(text: str, folder: Path, is_source: bool) -> str:
     return f"{absolute_path(module, folder)}:{name}" if name and module.endswith(".py") else text
 
 
-_NAMES = ("model", "target"), ("data", "source"), ("data", "collate"), ("loss", "name"), ("optimizer", "name")
+_NAMES = "model.target", "data.source", "data.collate", "loss.name", "optimizer.name", "evaluation.data"
 
 
 def absolute_names(mapping: Mapping[str, object], folder: Path) -> dict[str, object]:
     result = dict(mapping)
-    for name, key in _NAMES:
+    for name, _, key in (dotted.partition(".") for dotted in _NAMES):
         table = result.get(name)
         if isinstance(table, dict) and isinstance(table.get(key), str):
-            result[name] = table = table | {key: _absolute(table[key], folder, key == "source")}
+            result[name] = table = table | {key: _absolute(table[key], folder, key in ("source", "data"))}
         if isinstance(table, dict) and isinstance(groups := table.get("groups"), list):
             result[name] = table | {"groups": [absolute_names({name: group}, folder)[name] for group in groups]}
-    if isinstance(table := result.get("evaluation"), dict):
-        if isinstance(source := table.get("data"), str):
-            table = table | {"data": _absolute(source, folder, is_source=True)}
-        if isinstance(metrics := _metrics_table(given := table.get("metrics")), dict):
-            metrics = {_absolute(name, folder, is_source=False): options for name, options in metrics.items()}
-            table = table | {"metrics": metrics if isinstance(given, dict) else [*metrics]}  # a list replaces others
-        result["evaluation"] = table
+    evaluation: Any = result.get("evaluation")
+    given = evaluation.get("metrics") if isinstance(evaluation, dict) else None
+    if isinstance(metrics := _metrics_table(given), dict):
+        metrics = {_absolute(name, folder, is_source=False): options for name, options in metrics.items()}
+        # A list replaces others.
+        result["evaluation"] = evaluation | {"metrics": metrics if isinstance(given, dict) else [*metrics]}
     return result
 
 
