@@ -100,11 +100,11 @@ def _by_rdu(alone: RankAlone, placement: Placement) -> SyncedRank:
     ends_s = [span.stop_s for span in spans[-len(step.model) :]]
     ready_s = {name: ends_s[: ready.reduce][-1] + slowest_s for name, ready in readiness(alone.program).items()}
     reduces = {name: syncs[name].reduce for name in sorted(syncs, key=lambda name: ready_s[name])}
-    reduced = _on_links(SectionKind.REDUCE, reduces, ready_s)
+    reduced = on_links(SectionKind.REDUCE, reduces, ready_s)
     update_s = max([backward_s + slowest_s, *(span.stop_s for span in reduced)])
     spans += reduced + _run(step.update, update_s, len(step.model))
     gathers = {name: sync.gather for name, sync in syncs.items()}
-    gathered = _on_links(SectionKind.GATHER, gathers, dict.fromkeys(gathers, spans[-1].stop_s))
+    gathered = on_links(SectionKind.GATHER, gathers, dict.fromkeys(gathers, spans[-1].stop_s))
     moved = sum((sync.reduce + sync.gather for sync in syncs.values()), Traffic())
     exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
     path, all_spans, ideal_s = SyncPath.RDU, (*spans, *gathered), step.predicted_s
@@ -123,7 +123,7 @@ def _by_host(alone: RankAlone, placement: Placement, path: SyncPath | None, zero
     def transfer(kind: SectionKind, names: Iterable[str]) -> None:
         nonlocal moved
         groups = {name: syncs[name].reduce if kind is SectionKind.REDUCE else syncs[name].gather for name in names}
-        spans.extend(_on_links(kind, groups, dict.fromkeys(groups, max(spans[-1].stop_s, waited_s))))
+        spans.extend(on_links(kind, groups, dict.fromkeys(groups, max(spans[-1].stop_s, waited_s))))
         moved = sum(groups.values(), moved)
 
     for micro_step in range(step.micro_steps):
@@ -172,7 +172,7 @@ def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> li
     return spans
 
 
-def _on_links(kind: SectionKind, groups: Mapping[str, Traffic], ready_s: Mapping[str, float]) -> list[Span]:
+def on_links(kind: SectionKind, groups: Mapping[str, Traffic], ready_s: Mapping[str, float]) -> list[Span]:
     """One transfer after another, each once it is ready."""
     spans: list[Span] = []
     free_s = 0.0

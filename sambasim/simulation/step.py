@@ -14,7 +14,7 @@ from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.alone import MODEL_KINDS, RankAlone
-from sambasim.simulation.scaling import Span, SyncedRank, Track, with_sync
+from sambasim.simulation.scaling import Span, SyncedRank, Track, on_links, with_sync
 from sambasim.simulation.sync import SyncPath, Traffic, copies_of, gathered_in_passes, traffic_of
 
 
@@ -76,12 +76,9 @@ class RankStep:
         return spans + self._copied(SectionKind.GATHER, SymbolKind.PARAMETER, ended_s)
 
     def _copied(self, kind: SectionKind, of: SymbolKind, start_s: float) -> list[Span]:
-        spans = []
-        for name, traffic in self.copies.items():
-            if self.alone.program.symbols[name].kind is of:
-                spans.append(Span(Track.LINKS, kind, f"copy of {name}", start_s, start_s + traffic.predicted_s))
-                start_s += traffic.predicted_s
-        return spans
+        symbols = self.alone.program.symbols
+        copies = {f"copy of {name}": traffic for name, traffic in self.copies.items() if symbols[name].kind is of}
+        return on_links(kind, copies, dict.fromkeys(copies, start_s))
 
 
 def part_of(placement: Placement, ranks: Sequence[int]) -> Placement:
