@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sambasim.compiler.capture import asked_values, explain, state, trial
-from sambasim.compiler.capture.explain import Obstacle, all_occurrences, explained, obstacles, tracer_error
+from sambasim.compiler.capture.explain import Obstacle, all_occurrences, explained, obstacles, raised
 from sambasim.compiler.capture.state import Observer
 from sambasim.compiler.capture.step import Example, TrainingStep
 from sambasim.errors import CaptureError
@@ -48,19 +48,17 @@ def test_each_obstacle_is_found() -> None:
     assert unfound == []
 
 
-def raised_by(function: Callable[[], object]) -> CaptureError | None:
-    try:
+def error_of(function: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught, raised("training step"):  # noqa: PT011
         function()
-    except Exception as error:
-        return tracer_error("training step", error)
-    raise AssertionError("it raises nothing")
+    return caught.value
 
 
 def raises(text: str) -> Callable[[], object]:
-    def raised() -> None:
+    def fails() -> None:
         raise RuntimeError(text)
 
-    return raised
+    return fails
 
 
 @pytest.mark.parametrize(
@@ -72,15 +70,16 @@ def raises(text: str) -> Callable[[], object]:
     ],
 )
 def test_no_message_sends_the_user_to_another_project(text: str, what: str) -> None:
-    error = raised_by(raises(text))
-    assert error is not None
+    error = error_of(raises(text))
+    assert isinstance(error, CaptureError)
     assert (error.what, error.remedy) == (f"the training step cannot be captured: {what}", OPERATORS)
     assert re.fullmatch(rf"{re.escape(__file__)}:\d+: raise RuntimeError\(text\)", error.where or "")
 
 
 def test_what_torch_raises_is_an_error_of_capture_and_a_bug_of_sambasim_is_none() -> None:
-    assert raised_by(lambda: torch.zeros(2) + torch.zeros(3)) is not None
-    assert raised_by(lambda: all_occurrences(None, training=True)) is None  # type: ignore[arg-type]  # the bug
+    assert isinstance(error_of(lambda: torch.zeros(2) + torch.zeros(3)), CaptureError)
+    bug = error_of(lambda: all_occurrences(None, training=True))  # type: ignore[arg-type]
+    assert not isinstance(bug, CaptureError)
 
 
 def test_code_of_a_library_is_named_beside_the_users_line_that_calls_it(

@@ -143,29 +143,22 @@ def _first(rows: Iterable[tuple[str, Obstacle | None]], text: str) -> Obstacle |
     return next((obstacle for pattern, obstacle in rows if re.search(pattern, text)), None)
 
 
-def tracer_error(what: str, error: BaseException) -> CaptureError | None:
-    """The error for what torch raised while it captured `what`, with the user's line that it went through. None for
-    errors and bugs of sambasim, and where memory ends."""
-    if isinstance(error, (SambasimError, MemoryError)) or is_bug(error):
-        return None
-    sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
-    said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))[:160]
-    what_else = said or f"PyTorch raises {type(error).__name__}"
-    unknown = Obstacle(what_else, "rewrite the line with PyTorch's own operators on tensors")
-    why = _first(_RAISED, f"{type(error).__name__}: {error}") or unknown
-    return CaptureError(f"the {what} cannot be captured: {why.what}", where=user_line(error), remedy=why.rewrite)
-
-
 @contextmanager
 def raised(what: str, model: nn.Module | None = None) -> Iterator[None]:
-    """What torch raises while it captures `what` becomes a CaptureError, which names at least `forward` of `model`."""
+    """What torch raises while it captures `what` becomes a CaptureError, with the user's line that it went through, or
+    `forward` of `model`. Errors and bugs of sambasim, and where memory ends, stay as they are."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        if (refused := tracer_error(what, error)) is None:
+        if isinstance(error, (SambasimError, MemoryError)) or is_bug(error):
             raise
-        refused.where = refused.where or (None if model is None else forward_line(model))
-        raise refused from error
+        sentences = re.split(r"(?<=[.!?])\s+", str(error).strip().partition("\n")[0])
+        said = " ".join(sentence for sentence in sentences if sentence and not _ADVICE.search(sentence))[:160]
+        what_else = said or f"PyTorch raises {type(error).__name__}"
+        unknown = Obstacle(what_else, "rewrite the line with PyTorch's own operators on tensors")
+        why = _first(_RAISED, f"{type(error).__name__}: {error}") or unknown
+        where = user_line(error) or (None if model is None else forward_line(model))
+        raise CaptureError(f"the {what} cannot be captured: {why.what}", where=where, remedy=why.rewrite) from error
 
 
 def explained(error: CaptureError, step: nn.Module, call: Recording) -> CaptureError:
