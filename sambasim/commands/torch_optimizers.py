@@ -3,7 +3,6 @@ schedulers, by a comparison of the rates of many steps. One whose step is the us
 
 import copy
 import gc
-import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from sambasim.compiler.capture.recording import line_of
+from sambasim.compiler.capture.recording import first_line
 from sambasim.errors import OptionError
 from sambasim.optimizers import FORM_OF_OWN, OPTIMIZERS
 from sambasim.options.base import build
@@ -40,13 +39,13 @@ def refuse_changed_step(optimizer: Optimizer, name: str) -> None:
                 words = kind.replace("_global_optimizer", "_step").removeprefix("_optimizer").removesuffix("s")
                 what = f"{name} has a{words.replace('_', ' ')}, {_called(hook)}, which a run does not call"
                 remedy = "remove it: handle.remove(); to clip gradients give max_grad_norm=1.0"
-                raise OptionError(what, where=_line_of(hook), remedy=remedy)
+                raise OptionError(what, where=str(first_line(hook) or ""), remedy=remedy)
     library = next(kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_LIBRARIES))
     for method, function in _methods(optimizer):
         if hasattr(library, method) and not is_of_a_library(function):
             what = f"{method} of {name} is not torch's, but {_called(function)}, which a run does not call"
             remedy = f"{name}(model.parameters(), …) as it is, or write its update: {FORM_OF_OWN}"
-            raise OptionError(what, where=_line_of(function), remedy=remedy)
+            raise OptionError(what, where=str(first_line(function) or ""), remedy=remedy)
 
 
 def _methods(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
@@ -66,12 +65,6 @@ def is_of_a_library(function: Any) -> bool:
 
 def _called(function: Any) -> str:
     return getattr(function, "__qualname__", f"a {type(function).__name__}")
-
-
-def _line_of(function: Any) -> str | None:
-    """File, line and code where `function` begins; None if it was not written in Python."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else line_of(code.co_filename, code.co_firstlineno)
 
 
 def options_of_group(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from sambasim.compiler.capture.recording import line_of, source_line
+from sambasim.compiler.capture.recording import first_line, source_line
 from sambasim.compiler.capture.trace import capture_update
 from sambasim.compiler.translate import ALIASES, Translation
 from sambasim.compiler.update import Update
@@ -59,8 +59,8 @@ def updates_of(optimizer: OptimizerOptions, given: Mapping[str, OwnUpdate]) -> l
 
 def _captured(function: OwnUpdate, target: str) -> tuple[Mapping[str, float], Graph]:
     """The defaults of hyperparameters, and the graph."""
-    code, name = inspect.unwrap(function).__code__, target.rpartition(":")[2]
-    line, given = line_of(code.co_filename, code.co_firstlineno), inspect.signature(function).parameters.values()
+    name, line = target.rpartition(":")[2], str(first_line(function))
+    given = inspect.signature(function).parameters.values()
     by_place = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
     numbers = {one.name: one.default for one in given if one.kind is one.KEYWORD_ONLY}
     defaults = {name: value for name, value in numbers.items() if name != STEP}

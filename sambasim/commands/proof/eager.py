@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
-from sambasim.compiler.capture.recording import Recording, digest_of, line_of
+from sambasim.compiler.capture.recording import Recording, digest_of, first_line
 from sambasim.compiler.capture.sharing import is_dense
 from sambasim.compiler.capture.step import Example, Loss, Losses, both_steps
 from sambasim.compiler.capture.tensors import Widened, held_by
@@ -349,8 +349,7 @@ def _refused(model: nn.Module, called: str, slot: str, training: bool) -> Captur
     module = around[-1] if around else switching[-1][1]
     methods = _methods(module)
     name = called if called in methods else next(iter(methods))
-    code, graph = methods[name].__code__, "training step" if training else "evaluation graph"
+    graph, where = "training step" if training else "evaluation graph", str(first_line(methods[name]))
     what = f"{name}() of {type(module).__name__} changes {slot}, and a PEF has one set of weights for both modes"
     remedy = _REMEDY if training else "call model.eval() before you compile"
-    where = line_of(code.co_filename, code.co_firstlineno)
     return CaptureError(f"the {graph} cannot be captured: {what}", where=where, remedy=remedy)

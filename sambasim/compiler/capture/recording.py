@@ -378,10 +378,13 @@ def is_bug(error: BaseException) -> bool:
     return True
 
 
+def first_line(function: Any) -> Line | None:
+    """Where `function` begins; None if it was not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else Line(code.co_filename, code.co_firstlineno)
+
+
 def forward_line(model: nn.Module) -> str | None:
     """The first line of its `forward`; None if that is a library's."""
-    try:
-        file, (lines, number) = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)
-    except (OSError, TypeError):
-        return None
-    return None if file is None or is_library_file(file) else f"{file}:{number}: {lines[0].strip()}"
+    line = first_line(model.forward)
+    return None if line is None or is_library_file(line.file) else str(line)
