@@ -4,7 +4,7 @@ operator, with communication where layouts differ.
 A node without a rule, and one whose rule finds no way, is computed whole on every rank.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -57,8 +57,10 @@ def part_type(whole: TensorType, layout: Layout, ranks: int) -> TensorType:
     return TensorType(whole.dtype, tuple(sizes))
 
 
-def cut_of(layout: Layout, ranks: int) -> tuple[Cut, ...]:
-    return (Cut(TENSOR, layout.dim, ranks, layout.outer),) if layout.kind == "cut" else ()
+def divided(symbol: Symbol, layout: Layout, ranks: int) -> Symbol:
+    """`symbol`, which is whole, as the part that a rank has in `layout`."""
+    cuts = (Cut(TENSOR, layout.dim, ranks, layout.outer),) if layout.kind == "cut" else ()
+    return replace(symbol, type=part_type(symbol.type, layout, ranks), cuts=cuts)
 
 
 def through_view(before: tuple[int, ...], after: tuple[int, ...], layout: Layout, ranks: int) -> Layout | None:
@@ -91,8 +93,7 @@ class Sharder:
     """One propagation through `graph`, and what became of it, over `ranks` ranks. `at_rest`: the layouts
     of inputs that are not whole, by symbol; `even_if_whole`: operators whose rule is asked even if all operands are;
     `layouts`: of each value of the whole program, as its node computes it; `notes`: names of values, which a forward
-    rule leaves for the backward's; `wanted`: for each input, the layouts in which forward nodes read it; `replicated`:
-    operators that were computed whole because no rule fits, and how often."""
+    rule leaves for the backward's; `wanted`: for each input, the layouts in which forward nodes read it."""
 
     graph: Graph
     symbols: Mapping[str, Symbol]
@@ -103,7 +104,6 @@ class Sharder:
     layouts: dict[str, Layout] = field(default_factory=dict)
     notes: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
     wanted: defaultdict[str, set[Layout]] = field(default_factory=lambda: defaultdict(set))
-    replicated: Counter[str] = field(default_factory=Counter)
     _types: dict[str, TensorType] = field(default_factory=dict)  # of whole values
     _values: dict[str, TensorType] = field(default_factory=dict)  # of what a rank computes
     _nodes: list[Node] = field(default_factory=list)
@@ -223,8 +223,6 @@ class Sharder:
             self._transposed[node.results[0]] = operands[0]  # whoever reads it decides how that is wanted
             self.emit(node, node.args, [WHOLE])
             return
-        if any(self.layouts[name].kind == "cut" for name in operands):
-            self.replicated[node.operator] += 1
         kwargs = [(name, self.whole(value)) for name, value in node.kwargs]
         self.emit(node, tuple(map(self.whole, node.args)), [WHOLE] * len(node.results), kwargs=kwargs)
 

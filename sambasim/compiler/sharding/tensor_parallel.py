@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sambasim.compiler.sharding.plan import Named, Plan, find_plan, general, plan_by_name, propagate, read_names
 from sambasim.compiler.sharding.rules import RULES
-from sambasim.compiler.sharding.sharder import WHOLE, Layout, cut, cut_of, fits, part_type
+from sambasim.compiler.sharding.sharder import WHOLE, cut, divided, fits
 from sambasim.errors import OptionError
 from sambasim.ir.graph import Graph, Node, Ref
 from sambasim.ir.mesh import TENSOR, Axis
@@ -44,22 +44,17 @@ class TensorParallel:
         if left := ", ".join(_left_whole(program, plan)):
             self.tell(f"whole on every rank: {left}")
         symbols = dict(program.symbols)
-
-        def divide(name: str, layout: Layout) -> None:
-            type_ = part_type(symbols[name].type, layout, self.ranks)
-            symbols[name] = replace(symbols[name], type=type_, cuts=cut_of(layout, self.ranks))
-
         for name, layout in plan.layouts.items():
-            divide(name, layout)
+            symbols[name] = divided(symbols[name], layout, self.ranks)
 
         def sharded(graph: Graph) -> Graph:
             done = propagate(program, graph, self.ranks, plan.layouts)
             for output in done.graph.outputs:
-                kind = symbols[output.symbol].kind
+                name, kind = output.symbol, symbols[output.symbol].kind
                 if kind is SymbolKind.GRADIENT:
-                    divide(output.symbol, plan.layouts.get(parameter_of(output.symbol), WHOLE))
+                    symbols[name] = divided(symbols[name], plan.layouts.get(parameter_of(name), WHOLE), self.ranks)
                 elif kind is SymbolKind.OUTPUT and graph is program.training:
-                    divide(output.symbol, done.layouts[output.value])
+                    symbols[name] = divided(symbols[name], done.layouts[output.value], self.ranks)
             return done.graph
 
         mesh = (*program.mesh, Axis(TENSOR, self.ranks))
@@ -67,11 +62,10 @@ class TensorParallel:
 
     def _as_in(self, compiled: Program, program: Program) -> Plan:
         """Without what does not fit `program`, which differs then."""
-        kinds = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
-        common = [symbol for name, symbol in compiled.symbols.items() if name in program.symbols]
-        layouts = {one.name: cut(part.dim, part.outer) for one in common if one.kind in kinds for part in one.cuts}
-        shapes = {name: program.symbols[name].type.shape for name in layouts}
-        return Plan({name: at for name, at in layouts.items() if fits(shapes[name], at, self.ranks)})
+        before, now = compiled.symbols, program.symbols
+        names = [name for name in compiled.names_of(SymbolKind.PARAMETER, SymbolKind.BUFFER) if name in now]
+        layouts = {name: cut(part.dim, part.outer) for name in names for part in before[name].cuts}
+        return Plan({name: at for name, at in layouts.items() if fits(now[name].type.shape, at, self.ranks)})
 
     def _by_name(self, program: Program) -> Plan:
         names = read_names(program, self.ranks, self.styles)
