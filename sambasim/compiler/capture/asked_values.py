@@ -37,10 +37,6 @@ _TRIED = Obstacle(
 )
 
 
-class RandomBranch(CaptureError):
-    """A branch on random numbers."""
-
-
 Asks: TypeAlias = Literal["branch", "number", "places", "selection"]
 """What a call asks of the values of a tensor; the last two: which elements are not zero, and those of a mask."""
 
@@ -56,7 +52,8 @@ class _Answer(NamedTuple):
 class Asked(TorchFunctionMode):
     """Around one eager call: records what is asked of values. `refused`: the user's own code asks, other than in a
     branch that only raises or warns. `result`: the digest of what the call gives first. `changed`: the labels of what
-    calls change. `names`: by id, of tensors that are none of the model's. Raises RandomBranch."""
+    calls change. `names`: by id, of tensors that are none of the model's. Raises CaptureError for a branch on random
+    numbers."""
 
     def __init__(self, recording: Recording | None = None) -> None:
         super().__init__()
@@ -92,7 +89,7 @@ class Asked(TorchFunctionMode):
         """Whether a capture may take `answer`."""
         place, is_known = _asker(), True
         if id(asked) in self._drawn and not self._is_constant(asked):
-            raise RandomBranch(
+            raise CaptureError(
                 "a branch on random numbers, such as a layer that is dropped, cannot be captured",
                 where=str(running_line() or ""),
                 remedy="never drop layers: layerdrop=0 in the config of a model of transformers; in a model of your "
