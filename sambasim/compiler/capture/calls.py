@@ -43,12 +43,10 @@ class Call:
         beside arguments that it takes by position only."""
         signature = inspect.signature(self.model.forward)
         named = dict(signature.bind(*self.args, **self.keywords).arguments)
-        of_kind: dict[object, list[str]] = {parameter.kind: [] for parameter in signature.parameters.values()}
-        for name in named:
-            of_kind[signature.parameters[name].kind].append(name)
-        for name in of_kind.get(inspect.Parameter.VAR_KEYWORD, ()):
-            named |= named.pop(name)
-        if not any(map(of_kind.get, (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL))):
+        kinds = {signature.parameters[name].kind: name for name in named}
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            named |= named.pop(kinds[inspect.Parameter.VAR_KEYWORD])
+        if kinds.keys().isdisjoint((inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)):
             return named, True
         if self.keywords:
             what = f"{type(self.model).__name__}.forward takes some arguments by position only, and got keywords beside"
