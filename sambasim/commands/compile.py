@@ -1,6 +1,8 @@
 """Compiles in a child of this process, and compares the PEF with its model in a second one, as `verify --against` also
 does. The caller's model, generators, caches and process stay as they were."""
 
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +19,7 @@ from sambasim.commands.proof.eager import LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.compile import assemble, capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.passes import schedule_of
@@ -148,13 +150,30 @@ def compile_live(
     path: Path | None,
     groups: Sequence[ParameterGroup] = (),
 ) -> Compiled:
-    watch = Stopwatch(on_phase)
-    built = capture_model(live.model, live.example, options, watch, loss=live.loss)
+    built = capture_model(live.model, live.example, options, on_phase, loss=live.loss)
     updates = updates_of(options.optimizer, live.own) if options.optimizer and live.own else None
     gradients = built.program.names_of(SymbolKind.GRADIENT)
     if {member.gradient for group in groups for member in group.members} != {*gradients}:
         groups = ()
-    return assemble(built, live.model, options, watch, updates, path=path, groups=groups)
+    return assemble(built, live.model, options, on_phase, updates, path=path, groups=groups)
+
+
+class Stopwatch:
+    """Seconds by phase. `on_phase` gets each that begins."""
+
+    def __init__(self, on_phase: OnPhase) -> None:
+        self._on_phase, self._phase, self._began_s = on_phase, "", 0.0
+        self.phases_s: defaultdict[str, float] = defaultdict(float)
+
+    def begin(self, phase: str) -> None:
+        self.end()
+        self._phase, self._began_s = phase, time.perf_counter()
+        self._on_phase(phase)
+
+    def end(self) -> None:
+        if self._phase:
+            self.phases_s[self._phase] += time.perf_counter() - self._began_s
+        self._phase = ""
 
 
 def compile_proved(
@@ -175,11 +194,12 @@ def compile_proved(
             check_modes(live.model, training=not options.inference)
         return compile_live(live, options, phase, path) if work is None else work(phase, path)
 
-    path, before = options.pef_path, _model_of(options.pef_path)
+    path, before, watch = options.pef_path, _model_of(options.pef_path), Stopwatch(on_phase)
     if (why := too_large(live)) is not None:
-        done = compiled(on_phase, None)
+        done = compiled(watch.begin, None)
+        watch.end()
         told = (f"{_NOT_COMPARED}: {why}", *_replaced(before, path))
-        return replace(done, notices=(*done.notices, *told))
+        return replace(done, notices=(*done.notices, *told), phases_s=watch.phases_s)
     _children += 1
     if _children == 2:  # one alone would take as long
         warm_up()
@@ -190,29 +210,27 @@ def compile_proved(
             return compiled(phase, hidden)
 
         try:  # a large model is captured at once, and in another child only if it has to be observed first
-            done = in_child(at_once, on_phase)
+            done = in_child(at_once, watch.begin)
         except NotSound:
-            done = in_child(lambda phase: compiled(phase, hidden), on_phase)
-        notices, watch = list(done.notices), Stopwatch(on_phase)
-        checked = None
+            done = in_child(lambda phase: compiled(phase, hidden), watch.begin)
+        notices, checked = list(done.notices), None
         if options.check != 0:
             watch.begin(_PROVE)
             try:
-                checked, told = in_child(lambda phase: prove(hidden, live, options, source, options.check), on_phase)
+                checked, told = in_child(lambda phase: prove(hidden, live, options, source, options.check))
                 notices += told
                 if checked is None:
                     notices.append(f"{_NOT_COMPARED}: PyTorch takes no batch of this kind")
             except MachineError as error:
                 notices.append(f"{_NOT_COMPARED}: {error.what}")
-            watch.end()
+        watch.end()
         digest = seal(hidden, checked)
     by_line: dict[str, list[str]] = {}
     for exception in checked.exceptions if checked is not None else ():
         by_line.setdefault(exception.source and f", at {exception.source}", []).append(str(exception))
     notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
     notices += [*record_compiled(digest), *_replaced(before, path)]
-    phases_s = {**done.phases_s, **watch.phases_s}
-    return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=phases_s, checked=checked)
+    return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=watch.phases_s, checked=checked)
 
 
 @contextmanager
@@ -254,7 +272,7 @@ def warm_up() -> None:
         model = nn.Linear(1, 1)
     options = CompileOptions.model_validate({"loss": {"name": "mse"}, "optimizer": {"name": "sgd"}, "pef_name": "warm"})
     number = torch.zeros(1, 1)
-    capture_model(model, Example({"x": number, "target": number}), options, Stopwatch(lambda phase: None))
+    capture_model(model, Example({"x": number, "target": number}), options)
 
 
 def verify_against(path: Path, target: str, steps: int | None = None, on_phase: OnPhase = lambda phase: None) -> Proof:

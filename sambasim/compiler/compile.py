@@ -1,8 +1,7 @@
 """Model, example batch, loss, optimizer and options in; one PEF out, and the notices about it."""
 
 import gc
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -113,29 +112,11 @@ def _strided(model: nn.Module) -> list[str]:
     return [held.name for held in held_by(model) if not held.tensor.is_contiguous()]
 
 
-class Stopwatch:
-    """Seconds by phase. `on_phase` gets each that begins."""
-
-    def __init__(self, on_phase: Callable[[str], None]) -> None:
-        self._on_phase, self._phase, self._began_s = on_phase, "", 0.0
-        self.phases_s: defaultdict[str, float] = defaultdict(float)
-
-    def begin(self, phase: str) -> None:
-        self.end()
-        self._phase, self._began_s = phase, time.perf_counter()
-        self._on_phase(phase)
-
-    def end(self) -> None:
-        if self._phase:
-            self.phases_s[self._phase] += time.perf_counter() - self._began_s
-        self._phase = ""
-
-
 def capture_model(
     model: nn.Module,
     example: Example,
     options: CompileOptions,
-    watch: Stopwatch,
+    on_phase: Callable[[str], None] = lambda phase: None,
     *,
     loss: Loss | None = None,
     losses: Losses | None = None,
@@ -159,13 +140,13 @@ def capture_model(
             of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)
             tensors = (*inputs.values(), *of_run.values())
             if quick:
-                watch.begin("capture the training step")
+                on_phase("capture the training step")
                 captures = _training_alone(steps[0], tensors)
             else:
                 named = None if options.inference or options.loss is None else options.loss.name
                 says = named if loss is None else "function"
-                captures = _capture(*steps, tensors, options, watch, says)
-            watch.begin("translate to the graph")
+                captures = _capture(*steps, tensors, options, on_phase, says)
+            on_phase("translate to the graph")
             return Builder(model, inputs, captures, of_run).built(options.name, first.shape[0])
 
 
@@ -173,7 +154,7 @@ def assemble(
     built: Built,
     model: nn.Module,
     options: CompileOptions,
-    watch: Stopwatch,
+    on_phase: Callable[[str], None] = lambda phase: None,
     updates: Sequence[Update] | None = None,
     metadata: Mapping[str, str] | None = None,
     path: Path | None = None,
@@ -183,8 +164,8 @@ def assemble(
     `updates` replaces their optimizer; `groups`: see `pipeline`. At a `path` that is given it is not recorded as
     compiled by this account."""
     notices: list[str] = []
-    program = run_pipeline(built.program, pipeline(options, updates, model, notices.append, groups=groups), watch.begin)
-    watch.begin("write the PEF")
+    program = run_pipeline(built.program, pipeline(options, updates, model, notices.append, groups=groups), on_phase)
+    on_phase("write the PEF")
     facts = {**(metadata or {}), **digests_of_model(built.program, built.weights, program.updates)}
     facts[SOURCES] = record(program, source_files(model), options.model.target or "")
     facts |= {"sambasim": __version__, "torch": torch.__version__, "model_repr": repr(model)}
@@ -203,11 +184,10 @@ def assemble(
     first = {average: built.weights[name] for name, average in program.buffer_averages.items()}
     first = {name: tensor.to(getattr(torch, program.symbols[name].type.dtype)) for name, tensor in first.items()}
     written = write(path or options.pef_path, document, {**built.weights, **first})
-    watch.end()
     notices += _notices_of(built, program, model, options)
     if path is None:
         notices += record_compiled(written.digest)
-    return Compiled(path or options.pef_path, program, written.digest, tuple(notices), watch.phases_s)
+    return Compiled(path or options.pef_path, program, written.digest, tuple(notices))
 
 
 def _capture(
@@ -215,7 +195,7 @@ def _capture(
     evaluation: EvaluationStep,
     tensors: tuple[Tensor, ...],
     options: CompileOptions,
-    watch: Stopwatch,
+    on_phase: Callable[[str], None],
     loss: str | None,
 ) -> Captures:
     steps: list[TrainingStep | EvaluationStep] = [evaluation] if options.inference else [step, evaluation]
@@ -226,15 +206,15 @@ def _capture(
     def captures(observed: Mapping[nn.Module, Asked], told: tuple[str, ...] = ()) -> Captures:
         training = single = None
         if not options.inference:
-            watch.begin("capture the training step")
+            on_phase("capture the training step")
             training = _captured(step, tensors, narrow, observed[step])
         logged = step.logged
-        watch.begin("capture the evaluation graph")
+        on_phase("capture the evaluation graph")
         evaluation.eval()
         captured = _captured(evaluation, tensors, narrow, observed[evaluation])
         evaluated = evaluation.logged
         if not (options.inference or (per_sample and not evaluated)) and tensors[0].shape[0] > 1:
-            watch.begin("capture the evaluation graph at batch 1")
+            on_phase("capture the evaluation graph at batch 1")
             with suppress(CaptureError, ModelError):  # not every sound model runs on one sample; a notice says so
                 ones = tuple(tensor[:1].clone() if tensor.ndim else tensor for tensor in tensors)
                 asked = Observer([evaluation], ones).call(evaluation) if observed[evaluation].answers else None
@@ -244,7 +224,7 @@ def _capture(
 
     observer = Observer(steps, tensors, loss)
     if (beside := observed_beside(observer)) is None:
-        watch.begin("observe a step")
+        on_phase("observe a step")
         return captures(*observer.run())
     made = outside = None
     with suppress(CaptureError, ModelError):  # an observed step says it better

@@ -22,7 +22,7 @@ from sambasim.compiler.capture.recording import forward_line
 from sambasim.compiler.capture.step import NAMED_LOSSES, Example, Loss, by_place, named_losses
 from sambasim.compiler.capture.tensors import inputs_in
 from sambasim.compiler.capture.trial import with_values
-from sambasim.compiler.compile import Stopwatch, capture_model
+from sambasim.compiler.compile import capture_model
 from sambasim.compiler.passes import Fits, pipeline, run_pipeline
 from sambasim.data.batches import ONE_TENSOR, Batch, batch_of, bind, each_value, flat, is_list_of_numbers
 from sambasim.data.datasets import DEFAULT_SAMPLES, Source, open_source
@@ -50,7 +50,7 @@ _EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"input_values": (16000,), "inp
 
 def shapes_from_options(options: CompileOptions, on_phase: Callable[[str], None] = lambda phase: None) -> Program:
     """Compile what `options` name as `compile_shapes` does. One sample of the data is read, whatever the batch size."""
-    return _with_passes(*captured_from_options(options, on_phase), options, Stopwatch(on_phase))
+    return _with_passes(*captured_from_options(options, on_phase), options, on_phase)
 
 
 def captured_from_options(
@@ -67,7 +67,7 @@ def captured_from_options(
         lambda: build_model(options), lambda model: example_of_one(model, options), options.micro_batch_size
     )
     example = example._replace(inputs=inputs_in(dtype, example.inputs))
-    return capture_model(model, example, options, Stopwatch(on_phase), quick=quick).program, model
+    return capture_model(model, example, options, on_phase, quick=quick).program, model
 
 
 def compile_shapes(
@@ -76,13 +76,12 @@ def compile_shapes(
     """The program of the model that `make` returns, for the batch of `example`; `make` runs on fake tensors, so any
     size is possible: whether it fits is not checked. Raises ModelError and CaptureError."""
     model, shapes = model_of_shapes(make, example, None)
-    watch = Stopwatch(lambda phase: None)
-    return _with_passes(capture_model(model, shapes, options, watch).program, model, options, watch)
+    return _with_passes(capture_model(model, shapes, options).program, model, options, lambda title: None)
 
 
-def _with_passes(captured: Program, model: nn.Module, options: CompileOptions, watch: Stopwatch) -> Program:
+def _with_passes(program: Program, model: nn.Module, options: CompileOptions, before: Callable[[str], None]) -> Program:
     passes = [step for step in pipeline(options, model=model) if not isinstance(step, Fits)]
-    return run_pipeline(captured, passes, watch.begin)
+    return run_pipeline(program, passes, before)
 
 
 def model_of_shapes(

@@ -3,7 +3,7 @@ boolean, an integer and a float; NaN and infinities are written as Python's `jso
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -68,7 +68,7 @@ class Compiled:
     program: Program
     digest: str
     notices: tuple[str, ...]
-    phases_s: Mapping[str, float]
+    phases_s: Mapping[str, float] = field(default_factory=dict)
     checked: Checked | None = None
 
 

@@ -201,7 +201,7 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
     # It takes seconds to import, and a run does not need it.
     from sambasim.commands.compile import compile_proved
     from sambasim.commands.proof.eager import LiveModel
-    from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+    from sambasim.compiler.compile import assemble, capture_model
 
     context = current()
     kept = {str(getattr(key, "key", key)): str(value) for key, value in metadata.items()}
@@ -210,13 +210,12 @@ def _compiled(asked: Request, metadata: Mapping[str, object]) -> Compiled:
     quiet = str(context.flag("log_level")).lower() in ("warning", "warn", "error", "critical", "fatal")
 
     def compiled(on_phase: Callable[[str], None], path: Path | None) -> Compiled:
-        watch = Stopwatch(on_phase)
-        built = capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
+        built = capture_model(asked.model, asked.example, asked.options, on_phase, losses=asked.losses)
         with_cut_batch(built.program, asked.options.chips)  # raises for outputs that it cannot join
         facts = kept | fingerprint_of(asked) | fingerprint_of(replace(asked, updates=()))
         if asked.loss_indices:
             facts[LOSS_INDICES] = ",".join(map(str, asked.loss_indices))
-        return assemble(built, asked.model, asked.options, watch, asked.updates or None, facts, path)
+        return assemble(built, asked.model, asked.options, on_phase, asked.updates or None, facts, path)
 
     subject = LiveModel(asked.model, asked.example, losses=asked.losses)
     show = (lambda phase: None) if quiet else (lambda phase: say(f"{phase} …", sys.stderr))

@@ -261,13 +261,12 @@ def capture_and_compare(document: PefDocument, asked: Request, weights: Mapping[
     """Compiles the model as the PEF was. Raises PefError if the program, or a constant, is another."""
     # They take seconds to import, and samba should import fast.
     from sambasim.commands.difference import described, differences
-    from sambasim.compiler.compile import Stopwatch, capture_model
+    from sambasim.compiler.compile import capture_model
     from sambasim.compiler.passes import pipeline, run_pipeline
     from sambasim.compiler.sharding.tensor_parallel import TensorParallel
 
     program, name = document.program, document.program.name
-    watch = Stopwatch(lambda phase: None)
-    built = capture_model(asked.model, asked.example, asked.options, watch, losses=asked.losses)
+    built = capture_model(asked.model, asked.example, asked.options, losses=asked.losses)
     plan = pipeline(asked.options, asked.updates or None)
     passes = [replace(one, compiled=program) if isinstance(one, TensorParallel) else one for one in plan]
     traced = run_pipeline(built.program, passes, lambda title: None)

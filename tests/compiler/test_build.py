@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.compile import assemble, capture_model
 from sambasim.compiler.names import prefix_of
 from sambasim.errors import InvariantError, ModelError
 from sambasim.ir.graph import Output
@@ -31,7 +31,7 @@ def _options(folder: Path = Path("out"), **changes: object) -> CompileOptions:
 
 
 def built(model: nn.Module, inputs: Mapping[str, Tensor] = INPUTS, options: CompileOptions | None = None) -> Built:
-    return capture_model(model, Example(inputs), options or _options(), Stopwatch(print))
+    return capture_model(model, Example(inputs), options or _options())
 
 
 def constants(built: Built) -> dict[str, list[float]]:
@@ -41,7 +41,7 @@ def constants(built: Built) -> dict[str, list[float]]:
 
 def _assembled(model: nn.Module, folder: Path, inputs: Mapping[str, Tensor] = INPUTS, **changes: object) -> Compiled:
     options = _options(folder, **changes)
-    return assemble(built(model, inputs, options), model, options, Stopwatch(print))
+    return assemble(built(model, inputs, options), model, options)
 
 
 class Net(nn.Module):
@@ -174,7 +174,7 @@ def test_tensors_that_are_not_contiguous_are_stored_contiguously(name: str, dtyp
     assert stored.is_contiguous()
     assert torch.equal(stored, tensor.to(stored.dtype))
     assert (tensor.stride(), tensor.data_ptr(), tensor.dtype) == ((1, 3), address, torch.float32), "the model's own"
-    done = assemble(captured, model, _options(tmp_path, dtype=dtype, arch="sn20"), Stopwatch(print))
+    done = assemble(captured, model, _options(tmp_path, dtype=dtype, arch="sn20"))
     notice, of_arch = done.notices
     assert f"stored contiguously in the PEF: lin.{name};" in notice
     assert "sn20 is priced as sn30" in of_arch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Stopwatch, capture_model
+from sambasim.compiler.compile import capture_model
 from sambasim.compiler.front import compile_shapes
 from sambasim.compiler.passes import Fits, Partition, pipeline, run_pipeline
 from sambasim.compiler.update import REDUCE_BUFFER
@@ -158,7 +158,7 @@ def _fake(width: int) -> Program:
 
 def test_the_program_is_that_of_real_tensors() -> None:
     example = Example(BATCH(4, **GPT), by_keyword=True)
-    built = capture_model(MAKE(width=32, **GPT), example, OPTIONS, Stopwatch(print))
+    built = capture_model(MAKE(width=32, **GPT), example, OPTIONS)
     real, fake = run_pipeline(built.program, pipeline(OPTIONS), print), _fake(32)
     assert (fake.training, fake.groups, fake.device_bytes) == (real.training, real.groups, real.device_bytes)
 

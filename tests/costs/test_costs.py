@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Stopwatch, capture_model
+from sambasim.compiler.compile import capture_model
 from sambasim.costs.cut import Level, best_cut, cut, known_for
 from sambasim.costs.fit import reside
 from sambasim.costs.price import Bound, Load, Product, chip_bytes, load_of, price_of
@@ -202,7 +202,7 @@ def test_the_work_of_a_classifier() -> None:
         linear=nn.Linear(features, classes, bias=False),
     )
     options = CompileOptions(optimizer=OptimizerOptions(name="sgd"))
-    program = capture_model(model, Example(inputs), options, Stopwatch(print)).program
+    program = capture_model(model, Example(inputs), options).program
     work = work_of(program.leading, program.symbols)
     names = [program.leading.nodes[stage.node].operator.split(".")[1] for stage in work.stages]
     assert names == [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sambasim.commands.compile import named_in
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example, Losses
-from sambasim.compiler.compile import Stopwatch, assemble, capture_model
+from sambasim.compiler.compile import assemble, capture_model
 from sambasim.compiler.update import Update
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
@@ -30,13 +30,12 @@ _CAPTURES: dict[str, _Captured] = {}
 def compile_from_options(options: CompileOptions, captured_as: str | None = None) -> Compiled:
     """What `options` name. All options that differ only in optimizer, parallelism and passes share one capture, also
     under several names if they are `captured_as` one."""
-    watch = Stopwatch(lambda phase: None)
-    built, model, notices = _captured(options.model_copy(update={"pef_name": captured_as or options.name}), watch)
-    done = assemble(built, model, options, watch)
+    built, model, notices = _captured(options.model_copy(update={"pef_name": captured_as or options.name}))
+    done = assemble(built, model, options)
     return replace(done, notices=(*notices, *done.notices))
 
 
-def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
+def _captured(options: CompileOptions) -> _Captured:
     what = {"model", "data", "loss", "dtype", "inference", "pef_name"}
     targets = (options.model.target, options.data.source, options.loss and options.loss.name)
     files = [Path(str(target).partition(":")[0]) for target in targets]
@@ -45,7 +44,7 @@ def _captured(options: CompileOptions, watch: Stopwatch) -> _Captured:
     key = f"{named} {contents} {options.micro_batch_size} {options.training.seed}"
     if key not in _CAPTURES:
         model, example, _, notices = named_in(options)
-        _CAPTURES[key] = capture_model(model, example, options, watch), model, notices
+        _CAPTURES[key] = capture_model(model, example, options), model, notices
     return _CAPTURES[key]
 
 
@@ -78,8 +77,7 @@ def compile_model(
     updates: Sequence[Update] | None = None,
     losses: Losses | None = None,
 ) -> Compiled:
-    watch = Stopwatch(lambda phase: None)
-    return assemble(capture_model(model, example, options, watch, losses=losses), model, options, watch, updates)
+    return assemble(capture_model(model, example, options, losses=losses), model, options, updates=updates)
 
 
 def compile_net(model: nn.Module, inputs: Mapping[str, Tensor], folder: Path, **changes: object) -> Path:

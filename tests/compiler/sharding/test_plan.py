@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example
-from sambasim.compiler.compile import Stopwatch, capture_model
+from sambasim.compiler.compile import capture_model
 from sambasim.compiler.front import build_model, example_batch
 from sambasim.compiler.passes import Place
 from sambasim.compiler.sharding.plan import find_plan, propagate
@@ -108,12 +108,12 @@ def example(name: str) -> tuple[Built, dict[str, Tensor]]:
     options = example_options(name, Path())
     model = build_model(options)
     batch = example_batch(model, options)
-    return capture_model(model, batch, options, Stopwatch(lambda phase: None)), dict(batch.inputs)
+    return capture_model(model, batch, options), dict(batch.inputs)
 
 
 def built_from(model: nn.Module, *, quick: bool = False, **inputs: Tensor) -> tuple[Built, dict[str, Tensor]]:
-    options, watch = compile_options(None, "net:Net", ["optimizer.name=sgd"], {}), Stopwatch(lambda phase: None)
-    return capture_model(model, Example(inputs, by_keyword=True), options, watch, quick=quick), dict(inputs)
+    options = compile_options(None, "net:Net", ["optimizer.name=sgd"], {})
+    return capture_model(model, Example(inputs, by_keyword=True), options, quick=quick), dict(inputs)
 
 
 def seed(number: int) -> None:
