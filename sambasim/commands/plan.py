@@ -10,7 +10,7 @@ import tomli_w
 
 from sambasim.commands.question import is_model
 from sambasim.errors import OptionError
-from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_device
+from sambasim.hardware.placement import Inventory, inventory_of
 from sambasim.ir.program import Program
 from sambasim.options.base import build
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, compile_options, options_in_python
@@ -56,8 +56,7 @@ class PlanTask:
     asked: PlanRequest
     options: CompileOptions
     program: Program | None
-    device: DeviceSpec
-    cluster: ClusterSpec
+    inventory: Inventory
     spaces: Sequence[Space]
 
 
@@ -79,9 +78,7 @@ def plan_task(asked: PlanRequest) -> PlanTask:
     elif asked.ranks is not None:
         raise OptionError("--ranks is for this machine", remedy="add --here, or give --nodes instead")
     arch = "sn40" if asked.arch == "sn40l" else asked.arch
-    for load, name in ((load_device, arch), (load_cluster, asked.cluster)):
-        if name is not None:
-            load(name)  # a wrong name is the first error
+    inventory_of({}, arch=arch, cluster=asked.cluster)  # a wrong name is the first error
     options, program = _options(asked)
     options = options.model_copy(update={"arch": arch or options.arch})
     dtypes = tuple(map(str, only.get("dtype", (options.dtype,))))
@@ -97,10 +94,8 @@ def plan_task(asked: PlanRequest) -> PlanTask:
     if emit is not None and options.model.target is None:
         what = "--emit writes a config, and this PEF was compiled in Python or by an app: it names no model"
         raise OptionError(what, remedy="leave out --emit")
-    device = load_device(options.arch)
-    cluster = load_cluster(asked.cluster or device.cluster)
-    spaces = _spaces(options, device, cluster, asked, dtypes, only)
-    return PlanTask(asked, options, program, device, cluster, spaces)
+    inventory = inventory_of({}, arch=options.arch, cluster=asked.cluster)
+    return PlanTask(asked, options, program, inventory, _spaces(options, inventory, asked, dtypes, only))
 
 
 def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
@@ -121,8 +116,7 @@ def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:
 
 def _spaces(
     options: CompileOptions,
-    device: DeviceSpec,
-    cluster: ClusterSpec,
+    inventory: Inventory,
     asked: PlanRequest,
     dtypes: tuple[str, ...],
     only: Mapping[str, Sequence[object]],
@@ -143,14 +137,15 @@ def _spaces(
         what = f"no strategy of up to {counted(most, 'rank')} gives a global batch of {batch:,} with these values"
         remedy = "another --global-batch, or fewer --only"
     else:
+        cluster, tiles_of_rdu = inventory.cluster, inventory.device.tiles
         nodes, of_node = asked.nodes or 1, cluster.rdus_per_node
         if cluster.nodes is not None and nodes > cluster.nodes:
             what = f"--nodes {nodes}, and {cluster.name} has {cluster.nodes}"
             raise OptionError(what, remedy=f"--nodes {cluster.nodes}")
         rdus = nodes * of_node
         batch = asked.global_batch or rdus * of_a_rank
-        tiles = () if device.tiles is None else tuple(divisors(device.tiles)[:-1])
-        spaces = [Space(rdus, of_node, batch, dtypes, tiles, device.tiles, only)]
+        tiles = () if tiles_of_rdu is None else tuple(divisors(tiles_of_rdu)[:-1])
+        spaces = [Space(rdus, of_node, batch, dtypes, tiles, tiles_of_rdu, only)]
         what = f"--only leaves no strategy with a global batch of {batch:,} on {rdus} RDUs"
         remedy = "other values, or another --global-batch: replicas × chips × samples × passes"
     if not any(True for space in spaces for _ in space.strategies()):

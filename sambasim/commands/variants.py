@@ -53,7 +53,7 @@ def plan(task: PlanTask, on_phase: OnPhase, *, with_frontier: bool) -> Plan:
     if task.asked.here:
         return _plan_this_machine(task, programs, on_phase)
     (space,) = task.spaces
-    planner = Planner(programs, task.device, task.cluster, options.opt_level)
+    planner = Planner(programs, task.inventory.device, task.inventory.cluster, options.opt_level)
     with rare_collections():
         chosen = planner.plan(options.name, space, Goal(task.asked.goal), on_phase=on_phase)
         if with_frontier:
