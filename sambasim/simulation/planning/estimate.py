@@ -14,12 +14,11 @@ from functools import cache, cached_property, reduce
 from itertools import pairwise
 from math import sqrt
 from operator import add
-from typing import Any
 
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory, divided_by
-from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks
+from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks, joined
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of
 from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, SyncPath, Traffic, group_sync, message
@@ -27,27 +26,20 @@ from sambasim.simulation.sync import GATHERS_IN_PASSES, WIRE_BYTES, GroupSync, S
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the pipeline, or all those of a rank, in a pass: `weights_s` of its backward are for gradients of
-    weights; it receives `messages`, has a share of the `parameters`, keeps and makes again bytes for its backward."""
+    """A stage of the pipeline, or all those of a rank, in a pass: its layers as one; it receives `messages`, and makes
+    bytes again for its backward."""
 
-    forward_s: float
-    backward_s: float
-    weights_s: float
+    layer: Layer
     messages: Traffic
-    parameters: float
-    kept_bytes: int
     again_bytes: int
 
     @cached_property
     def pass_s(self) -> float:
-        return self.forward_s + self.backward_s + self.messages.predicted_s
+        return self.layer.forward_s + self.layer.backward_s + self.messages.predicted_s
 
     def __add__(self, other: "Stage") -> "Stage":
-        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _SUMMED}
-        return Stage(**sums, again_bytes=max(self.again_bytes, other.again_bytes))
-
-
-_SUMMED = ("forward_s", "backward_s", "weights_s", "messages", "parameters", "kept_bytes")
+        again_bytes = max(self.again_bytes, other.again_bytes)
+        return Stage(joined([self.layer, other.layer]), self.messages + other.messages, again_bytes)
 
 
 class Estimator:
@@ -87,7 +79,7 @@ class Estimator:
             budget = self.ranks.budget(strategy.tiles)
             section_s = budget.launch_s + budget.load_s + budget.start_s
             staged = [
-                _stage(rank.chain.layers[slice(*span)], messages, rank.numel, section_s, splits=splits, again=again)
+                _stage(rank.chain.layers[slice(*span)], messages, section_s, splits=splits, again=again)
                 for span, messages in zip(ranges, received, strict=True)
             ]
             self._stages[key] = [reduce(add, staged[at :: strategy.stages]) for at in range(strategy.stages)]
@@ -103,17 +95,15 @@ class Estimator:
         ranks, copies, zero, whole = strategy.stages, strategy.copies, strategy.zero, rank.memory
         gathered = rank.gathered[zero - BY_HOST] * (1 - 1 / copies) / ranks if zero >= BY_HOST else 0.0
         buffers = whole.buffers - (rank.operand_bytes if copies == 1 else 0)
-        by = divided_by(zero, copies, strategy.passes)
-        return tuple(
-            Memory(
-                parameters=round(whole.parameters * own.parameters / by["parameter"]),
-                gradients=round(whole.gradients * own.parameters / by["gradient"]),
-                states=round(whole.states * own.parameters / by["states"]),
-                activations=own.kept_bytes * _in_flight(strategy, at) + own.again_bytes + rank.between_bytes // ranks,
-                buffers=round(buffers * own.parameters + gathered),
-            )
-            for at, own in enumerate(of_ranks)
-        )
+        by, found = divided_by(zero, copies, strategy.passes), list[Memory]()
+        for at, own in enumerate(of_ranks):
+            share, kept_bytes = rank.share_of(own.layer), own.layer.kept_bytes * _in_flight(strategy, at)
+            parameters = round(whole.parameters * share / by["parameter"])
+            gradients = round(whole.gradients * share / by["gradient"])
+            states = round(whole.states * share / by["states"])
+            activations = kept_bytes + own.again_bytes + rank.between_bytes // ranks
+            found.append(Memory(parameters, gradients, states, activations, buffers=round(buffers * share + gathered)))
+        return tuple(found)
 
     def _time(self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]) -> tuple[Terms, Traffic, float]:
         """The terms of the slowest rank, what it receives, and how long ranks wait for stages on average."""
@@ -123,15 +113,15 @@ class Estimator:
         pass_s = slowest.pass_s + (rank.sent_s if ranks == 1 else 0.0)
         bubble_s = (busy_s - slowest.pass_s) / strategy.chunks
         if strategy.schedule == "zb-h1":  # which runs gradients of weights, once and again, where others wait
-            bubble_s *= max(1 - 2 * slowest.weights_s / slowest.pass_s, 0.0)
-        share = slowest.parameters
+            bubble_s *= max(1 - 2 * slowest.layer.weights_s / slowest.pass_s, 0.0)
+        share = rank.share_of(slowest.layer)
         messages = (rank.messages * share + slowest.messages) * passes
         least = 3 if strategy.schedule == "zb-h1" else 2  # forward, backward, gradients of weights
         starts_s = self.ranks.budget(strategy.tiles).start_s * max(rank.sections / ranks, least * strategy.chunks)
         host_s = (starts_s + rank.sent_s) * passes
         sync_s, moved = 0.0, Traffic()
         if strategy.copies > 1:
-            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.backward_s)
+            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.layer.backward_s)
         compute_s = max(pass_s * passes - host_s - messages.predicted_s, 0.0)
         update_s = rank.update_s * share / strategy.copies
         terms = Terms(compute_s, host_s, messages.predicted_s, bubble_s, update_s, sync_s)
@@ -161,13 +151,11 @@ class Estimator:
         return group_sync(path, size_bytes, placement, self.ranks.budget(tiles), sliced=True)
 
 
-def _stage(
-    layers: Sequence[Layer], messages: Traffic, numel: int, section_s: float, *, splits: bool, again: bool
-) -> Stage:
+def _stage(layers: Sequence[Layer], messages: Traffic, section_s: float, *, splits: bool, again: bool) -> Stage:
     """`section_s`: the shortest section. With `splits`, gradients of weights have sections of their own. With `again`,
     it recomputes about √n segments of n places where one tensor crosses: see `compiler/passes.py`."""
-    forward_s, backward_s = sum(layer.forward_s for layer in layers), sum(layer.backward_s for layer in layers)
-    kept_bytes, again_bytes = sum(layer.kept_bytes for layer in layers), 0
+    whole, again_bytes = joined(layers), 0
+    forward_s, backward_s, weights_s, kept_bytes = whole.forward_s, whole.backward_s, whole.weights_s, whole.kept_bytes
     crossing = [layer.crossing_bytes for layer in layers[:-1] if layer.crossing == 1]
     if again:
         segments = max(round(sqrt(len(crossing))), 1)
@@ -175,13 +163,13 @@ def _stage(
         if between_bytes < kept_bytes:
             kept_bytes, again_bytes = between_bytes, kept_bytes // segments
             backward_s += forward_s
-    weights_s, owned = sum(layer.weights_s for layer in layers), sum(layer.numel for layer in layers)
     forward_s = max(forward_s, section_s)
     if splits:
         rest_s, weights_s = max(backward_s - weights_s, section_s), max(weights_s, section_s)
         backward_s = rest_s + weights_s
     backward_s = max(backward_s, section_s)
-    return Stage(forward_s, backward_s, weights_s, messages, owned / max(numel, 1), kept_bytes, again_bytes)
+    layer = replace(whole, forward_s=forward_s, backward_s=backward_s, weights_s=weights_s, kept_bytes=kept_bytes)
+    return Stage(layer, messages, again_bytes)
 
 
 def _in_flight(strategy: Strategy, rank: int) -> int:

@@ -199,7 +199,11 @@ class _Values:
         self.near = {name: at for name, at in made.items() if last.get(name, at) - at <= count // 8 + 8}
 
 
-_SUMMED = ("forward_s", "backward_s", "weights_s", "kept_bytes", "numel")
+def joined(layers: Sequence[Layer]) -> Layer:
+    """All `layers` as one, behind which crosses what crosses behind the last."""
+    summed = ("forward_s", "backward_s", "weights_s", "kept_bytes", "numel")
+    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in layers) for name in summed}
+    return replace(layers[-1], **sums)
 
 
 def _layers(operators: Sequence[Layer]) -> Iterator[Layer]:
@@ -209,9 +213,7 @@ def _layers(operators: Sequence[Layer]) -> Iterator[Layer]:
     start = 0
     for stop, layer in enumerate(operators, 1):
         if 0 < layer.crossing <= most or stop == len(operators):
-            span = operators[start:stop]
-            sums: dict[str, Any] = {name: sum(getattr(each, name) for each in span) for name in _SUMMED}
-            yield replace(layer, **sums)
+            yield joined(operators[start:stop])
             start = stop
 
 
@@ -285,6 +287,10 @@ class OneRank:
     between_bytes: int
     gathered: tuple[int, int]
     operand_bytes: int
+
+    def share_of(self, layer: Layer) -> float:
+        """Of the parameters."""
+        return layer.numel / max(self.numel, 1)
 
 
 class Ranks:
