@@ -20,6 +20,7 @@ MAKEFLAGS += --jobs=2
 OTHER_STAMPS := $(OTHER_MPIS:%=$(OTHERS)/%/.installed)
 # torchvision and timm, which only the zoo needs: transformers behaves otherwise where they are installed.
 ZOO := $(VENV)/zoo
+PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 # The tests start Python a thousand times; without byte code each start would compile all sources.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,7 +31,8 @@ JOBS := $(addprefix tests/,api apps faults fuzz mpi operators parity samba/censu
 	$(addprefix tests/commands/test_,child.py proof.py proof_ends.py training_shapes.py) tests/simulation/test_planning.py \
 	$(addprefix tests/samba/,shim/test_scripts.py test_bf16.py test_chips.py test_joining.py test_measuring.py test_session.py)
 
-# Tests that fail if a job takes too long, and so need idle cores. All others run in three processes.
+# Tests that fail if a job takes too long, and so need idle cores: they run one at a time, in a process beside the server
+# that their jobs are copies of. All others run in three processes.
 ALONE := $(addprefix tests/faults/test_,job_ends.py strikes.py sweep.py)
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 BESIDE := $(SPREAD) $(ALONE:%=--ignore=%)
@@ -66,7 +68,7 @@ spread: $(STAMP)
 	pytest $(BESIDE)
 
 alone: spread
-	pytest $(ALONE)
+	pytest -n 1 $(ALONE)
 
 # `alone` mostly waits, and goes first.
 beside: spread $(OTHER_STAMPS)
@@ -126,12 +128,15 @@ purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	touch $@
 endef
 
-# Python compiles modules at their first import, here rather than in each process of the tests: a third of those that pip
-# would compile.
+# pip's own version decides how long it takes. Python compiles modules at their first import, here rather than in each
+# process of the tests: a third of those that pip would compile, and those of torch while pip installs the rest.
 $(STAMP): pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint .ci/constraints.txt --editable '.[$(EXTRAS)]'
-	$(VENV)/bin/python -c 'import sambasim.samba, torch._dynamo, torch._inductor.compile_fx, torch.export'
+	$(PIP_INSTALL) pip
+	$(PIP_INSTALL) torch numpy
+	$(VENV)/bin/python -c 'import torch._dynamo, torch._inductor.compile_fx, torch.export' & \
+		$(PIP_INSTALL) --editable '.[$(EXTRAS)]' && wait $$!
+	$(VENV)/bin/python -c 'import sambasim.samba'
 	touch $(STAMP)
 
 $(ZOO)/.installed: $(STAMP)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-import torch
 
 from tests.support import warm
 from tests.support.mpi import job_environ
@@ -87,6 +86,8 @@ def fresh() -> Iterator[None]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Threads are numerics. The count before is restored."""
+    import torch  # not the process that only hands tests to workers
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -171,22 +171,6 @@ def test_a_death_that_mpirun_does_not_notice_is_noticed_by_the_other_ranks(folde
     assert status_files(folder) == []
 
 
-@pytest.mark.parametrize(
-    ("action", "exit_code"),
-    [
-        # In a long stretch without MPI no rank notices by itself.
-        ("os.kill(mpirun(), signal.SIGKILL); time.sleep(60)", -signal.SIGKILL),
-        whole_case("os.kill(mpirun(), signal.SIGTERM)", None),
-        whole_case("os.kill(mpirun(), signal.SIGINT)", None),
-        whole_case("os.kill(os.getpid(), signal.SIGTERM)", None),
-    ],
-)
-def test_nothing_is_left_of_a_job_that_is_killed(action: str, exit_code: int | None, folder: Path) -> None:
-    result = run(folder, action, "--reduce-on-rdu")
-    assert (folder / "failed").exists(), result.stderr
-    assert exit_code in (None, result.returncode)
-
-
 def test_a_time_limit_ends_a_process_that_hangs_in_mpi() -> None:
     """As in MPI's start, with the interpreter locked."""
     body = """
@@ -297,3 +281,20 @@ def test_a_rank_that_hangs_is_found_by_those_that_wait_within_a_section(pef: str
     where = rf"rank 1 on \S+ \(process \d+; {axis} 1\): step \d+, reading data for .*net\.py:\d+ in __getitem__"
     assert_error(result, rf"\[stall\] \(seen by rank 0 on \S+: {axis} 0\): rank 1 kept the", where)
     assert not status_files(folder)
+
+
+@pytest.mark.usefixtures("fresh")  # mpirun must be an ancestor. The last one: from here on, processes start anew
+@pytest.mark.parametrize(
+    ("action", "exit_code"),
+    [
+        # In a long stretch without MPI no rank notices by itself.
+        ("os.kill(mpirun(), signal.SIGKILL); time.sleep(60)", -signal.SIGKILL),
+        whole_case("os.kill(mpirun(), signal.SIGTERM)", None),
+        whole_case("os.kill(mpirun(), signal.SIGINT)", None),
+        whole_case("os.kill(os.getpid(), signal.SIGTERM)", None),
+    ],
+)
+def test_nothing_is_left_of_a_job_that_is_killed(action: str, exit_code: int | None, folder: Path) -> None:
+    result = run(folder, action, "--reduce-on-rdu")
+    assert (folder / "failed").exists(), result.stderr
+    assert exit_code in (None, result.returncode)
