@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]  # it has no types
 
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import Inventory, inventory_of, place
@@ -89,7 +89,9 @@ def test_a_csv_file_has_steps_and_another_beside_it_evaluations(tmp_path: Path) 
         read_run(path)
 
 
-def events(folder: Path) -> EventAccumulator:
+def events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
     found = EventAccumulator(str(folder))
     found.Reload()
     return found
