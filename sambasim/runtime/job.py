@@ -194,7 +194,7 @@ class TrainingJob:
     def _largest(self, number: int) -> int:
         """Collective. The largest `number` of all ranks."""
         own, everybody = np.array([number]), np.empty(self._communicator.world_size, np.int64)
-        self._communicator.all_gather(own.view(np.uint8), everybody.view(np.uint8))
+        self._communicator.all_gather(own.view(np.uint8), everybody.view(np.uint8))()
         return int(everybody.max())
 
     def _stop(self, why: str) -> None:
@@ -218,6 +218,7 @@ class TrainingJob:
         number = trainer.totals.steps
         if recorder is None or number not in recorder.steps:
             return trainer.step(epoch)
+        trainer.settle()
         recorder.begin(number)
         trainer.observe(together([*observers, recorder]))
         step = trainer.step(epoch)

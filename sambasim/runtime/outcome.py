@@ -273,6 +273,7 @@ def _check_equal(setup: Setup, team: Team, own_sha256: str | None) -> None:
 
 def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the whole tensor of a symbol in replica 0; an empty one on other ranks."""
+    team.settle()
     nothing, pipelined = torch.empty(0), setup.program.schedule is not None
     sliced = dict(setup.program.optimizer_states)
     if team.keeps_slices:

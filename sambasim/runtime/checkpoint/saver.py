@@ -137,6 +137,7 @@ class Saver:
         best = None if progress.best is None or setup.resolved.evaluation.keep_best is None else progress.best.step
         if self._saved == path.resolve():
             return path
+        self._team.settle()
         self._losses.check_parameters(self._nonfinite_parameter(), position)
         own = [
             (rank.replica, dict(rank.shard.state)) for rank in self._team.replicas if rank.shard and rank.shard.state

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -164,6 +165,9 @@ class Executor:
             types = {name: program.symbols[name].type for name in graph.inputs}
             units = engine.lower(lowered, nodes, self.sections, self._registers, keep, types)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
+        ends = [unit.sections[-1].index + 1 for unit in units if unit.sections]
+        self._next_end = dict(pairwise([0, *ends]))
+        """By number of sections that have run, that after the next unit."""
         self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
 
     def _bound(
@@ -241,6 +245,7 @@ class Executor:
             reports = self.observer is not None or bool(self._overlapping)
             code = self._code[span.start, span.stop, adds, ends_step, reports]
             if reports:
+                self._section_begins(span.start)
                 self._began_ns = perf_counter_ns()
             yield from code.run(live, self._ended, self._held_inputs)
             self._take(span.outputs, live, outputs.setdefault(number, {}))
@@ -263,9 +268,15 @@ class Executor:
     def _ended(self, unit: Unit) -> None:
         if self.observer is not None:
             self.observer.sections_end(self._rank, unit.sections, self._began_ns)
+        count = unit.sections[-1].index + 1
         for overlapped in self._overlapping:
-            overlapped.section_done(unit.sections[-1].index + 1)
+            overlapped.section_done(count)
+        self._section_begins(count)
         self._began_ns = perf_counter_ns()
+
+    def _section_begins(self, count: int) -> None:
+        for overlapped in self._overlapping:
+            overlapped.section_begins(self._next_end.get(count, count))
 
     def _take(self, places: Sequence[tuple[str, int]], live: Registers, outputs: dict[str, Tensor]) -> None:
         """Add the tensors at `places` to `outputs`; copied if they share memory with a symbol."""

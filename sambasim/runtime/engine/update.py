@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Node, Section
+from sambasim.ir.mesh import DATA_PARALLEL
 from sambasim.records.trace import Track
 from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.executor import Executor, Steps
@@ -150,6 +151,8 @@ class Update:
         hidden_s = 0.0
         for overlapped in self._overlapped:
             hidden_s += overlapped.hidden_s
+            if overlapped.waited_in_pass_s:
+                self._waited_in_passes_s[DATA_PARALLEL] += overlapped.waited_in_pass_s
         key = applies, detailed is not None
         if key not in self._codes:
             units = [*self._units, self._end] if applies else [self._end]
@@ -158,6 +161,7 @@ class Update:
         yield from self._codes[key].run(live, self._ended)
         norm = None if self._norm is None else live[self._norm]
         if detailed is not None:
+            transport.sync.settle()
             now = asdict(transport.sync.bytes_moved)
             args = {f"{name}_bytes": now[name] - before for name, before in moved.items() if now[name] != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)

@@ -133,9 +133,11 @@ class Communicator:
                 value = work()
         return self.broadcast_object(value)
 
-    def all_gather(self, send: ByteArray, receive: ByteArray) -> None:
-        """Collective: `receive` becomes the `send` of every rank, in rank order; all have one length."""
+    def all_gather(self, send: ByteArray, receive: ByteArray) -> Callable[[], object]:
+        """Collective: after a call of what it returns, `receive` is the `send` of every rank, in rank order; all have
+        one length."""
         receive[:] = send
+        return lambda: None
 
     def isend(self, buffer: ByteArray, destination: int, tag: int) -> Request:
         """Begin to send. The buffer must stay alive and unchanged until `wait_all` or `test_all` reports completion."""
@@ -185,6 +187,9 @@ class Communicator:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
+
+    def at_close(self, action: Callable[[], object]) -> None:
+        """Have `close` call `action`."""
 
     def close(self) -> None:
         """Collective: free the windows and their arrays. Called at exit if not before."""

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -135,8 +135,8 @@ class MpiCommunicator(Communicator):
     def all_gather_object(self, value: T) -> tuple[T, ...]:
         return tuple(self._world.allgather(value))
 
-    def all_gather(self, send: ByteArray, receive: ByteArray) -> None:
-        self._world.Allgather(send, receive)
+    def all_gather(self, send: ByteArray, receive: ByteArray) -> Callable[[], object]:
+        return self._world.Iallgather(send, receive).Wait
 
     def isend(self, buffer: ByteArray, destination: int, tag: int) -> Request:
         return Request(self._world.Isend(buffer, dest=destination, tag=tag))
@@ -239,6 +239,9 @@ class MpiCommunicator(Communicator):
         self._world.Abort(exit_code)
         time.sleep(5)  # the launcher ends this process; MPI_Abort may return before it has
         os._exit(exit_code)
+
+    def at_close(self, action: Callable[[], object]) -> None:
+        self._held.callback(action)
 
     def close(self) -> None:
         while self._sending and self._sending[0].Test():

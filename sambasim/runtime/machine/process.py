@@ -34,7 +34,7 @@ from sambasim.runtime.machine.node_memory import Demand, check_demands
 from sambasim.units import KIB, format_bytes
 
 _LOOPBACK = "127.0.0.1"
-_INTERFACE_KEY = "GLOO_SOCKET_IFNAME"
+INTERFACE_KEY = "GLOO_SOCKET_IFNAME"
 _TRANSPORT_KEY = "GLOO_DEVICE_TRANSPORT"
 _SIOCGIFADDR = 0x8915  # of netdevice(7): the IPv4 address of an interface
 _ANY_OUTSIDE_ADDRESS = ("192.0.2.1", 9)  # reserved for documentation (RFC 5737); connecting a UDP socket sends nothing
@@ -97,10 +97,10 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
     one_host = len(set(communicator.all_gather_object(communicator.host_name))) == 1
     if one_host and (loopback := [name for _, name in socket.if_nameindex() if name.startswith("lo")]):
         # Needs no network. The variable stays set: gloo reads it for each group.
-        os.environ.setdefault(_INTERFACE_KEY, loopback[0])
+        os.environ.setdefault(INTERFACE_KEY, loopback[0])
     server, place = None, None
     if communicator.rank == 0:
-        address, interface = (_LOOPBACK, _LOOPBACK) if one_host else _outside_address(communicator.host_name)
+        address, interface = (_LOOPBACK, _LOOPBACK) if one_host else outside_address(communicator.host_name)
         # The store has no authentication, and by itself it would listen on all interfaces.
         listener = socket.create_server((interface, 0))
         place, own = (address, listener.getsockname()[1]), interface or _LOOPBACK
@@ -145,9 +145,9 @@ def _silent() -> Iterator[None]:
 def _check_reachable(host: str, port: int, timeout_s: float, where: str) -> None:
     """Raises MachineError if gloo cannot start on this rank, whose process group has its store at `host` and `port`."""
     known = [name for _, name in socket.if_nameindex()]
-    for name in filter(None, os.environ.get(_INTERFACE_KEY, "").split(",")):
+    for name in filter(None, os.environ.get(INTERFACE_KEY, "").split(",")):
         if name not in known:
-            raise _not_connected(f"{_INTERFACE_KEY} is {name}, and the interfaces are {', '.join(known)}", where)
+            raise _not_connected(f"{INTERFACE_KEY} is {name}, and the interfaces are {', '.join(known)}", where)
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError as error:
@@ -155,7 +155,7 @@ def _check_reachable(host: str, port: int, timeout_s: float, where: str) -> None
 
 
 def _not_connected(why: str, where: str) -> MachineError:
-    remedy = f"name the network interface that connects the hosts: {_INTERFACE_KEY}=eth0 mpirun …"
+    remedy = f"name the network interface that connects the hosts: {INTERFACE_KEY}=eth0 mpirun …"
     if (transport := os.environ.get(_TRANSPORT_KEY)) is not None:
         remedy = f"unset {_TRANSPORT_KEY}, which is {transport}; or {remedy}"
     return MachineError(f"torch.distributed cannot connect the ranks: {why}", where=where, remedy=remedy)
@@ -199,10 +199,10 @@ def take_down() -> None:
         dist.destroy_process_group()
 
 
-def _outside_address(host_name: str) -> tuple[str, str]:
+def outside_address(host_name: str) -> tuple[str, str]:
     """The address by which other hosts reach this one, of the interface that the user has named, or to the outside; and
     that to listen on, all ("") if only the name of the host is known."""
-    name = os.environ.get(_INTERFACE_KEY, "").split(",")[0]
+    name = os.environ.get(INTERFACE_KEY, "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         with suppress(OSError):  # none of this name, or with an IPv6 address only
             request = struct.pack("256s", name.encode())

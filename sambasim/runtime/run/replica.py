@@ -270,6 +270,9 @@ class Replica:
             self.transport.sync.wait_for_readers()
         else:
             self._update.begin_step(update, rate, loss_scale)
+        overlapping = self._update.overlapping if self._graph == len(self._executors) - 1 else ()
+        if not overlapping or self._micro_steps * self._batches > 1:  # else each section waits for what it reads
+            self.transport.sync.settle()
         began_ns, observer, counted = perf_counter_ns(), self.observer, 0.0
         totals, last = [0.0] * len(self._told), [math.nan] * len(self._told)
         micro_steps, count = self._micro_steps, self._batches
@@ -284,7 +287,7 @@ class Replica:
                 partial(self._seed_pass, step, micro_step * count) if self._draws else None,
                 accumulate=micro_step > 0,
                 last=micro_step == micro_steps - 1,
-                overlapping=self._update.overlapping if self._graph == len(self._executors) - 1 else (),
+                overlapping=overlapping,
             )
             for of_batch in outputs:
                 for at, name in enumerate(self._told):

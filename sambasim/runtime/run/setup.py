@@ -281,6 +281,11 @@ class Team:
         """Whether a rank keeps a slice of the parameters only."""
         return self.way is Way.HOST and self.memory.program.zero == 3
 
+    def settle(self) -> None:
+        """Wait for all parameters of the last step."""
+        for replica in self.replicas:
+            replica.transport.sync.settle()
+
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
         """Collective. Parameters are whole within, also where ranks keep slices only."""

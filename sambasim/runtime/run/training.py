@@ -225,6 +225,11 @@ class Trainer:
         for replica in self._replicas:
             replica.observe(observer)
 
+    def settle(self) -> None:
+        """Wait for all parameters of the last step."""
+        for replica in self._replicas:
+            replica.transport.sync.settle()
+
     def begin_epoch(self, epoch: int) -> None:
         """Distribute the samples of `epoch` over the replicas: the remaining ones, in the epoch where a run resumes."""
         start = self._plan.start

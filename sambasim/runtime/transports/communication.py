@@ -159,6 +159,10 @@ class GradientSync(ABC):
         """Collective. Make all parameters whole, where ranks keep slices only. Between steps."""
         return  # they are
 
+    def settle(self) -> None:
+        """Wait until all parameters that the last step has updated have arrived on this node."""
+        return  # they do within the step
+
     def wait_for_updates(self) -> None:
         """Collective. After a step's all-gather, wait until all of this rank's parameters are updated."""
         return  # they are

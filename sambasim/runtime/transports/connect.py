@@ -206,7 +206,7 @@ def _by_messages(memory: DeviceMemory, sync: GradientSync, mesh: Mesh, communica
         gathered again, from the ranks of the mesh that have one."""
         sync.end_of_step()
         losses, request = sync.offered
-        return gather(losses if mesh.gives_loss(rank) else (), request)
+        return gather(losses if mesh.gives_loss(rank) else (), request)()
 
     return Transport(memory, sync, mesh, rank, connection, Simple(end_step), _title(title, sync))
 

@@ -61,7 +61,7 @@ class Host(GradientSync):
 
     @span(Track.COLLECTIVES, "losses of all")
     def end_of_step(self) -> Shared:
-        return self._exchange_losses(*self.offered)
+        return self._exchange_losses(*self.offered)()
 
     def reduce_scatter(self, groups: Sequence[ParameterGroup]) -> Communication:
         if self._through_gloo:

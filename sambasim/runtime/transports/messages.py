@@ -131,19 +131,24 @@ class _Gather(Communication):
 
 def gather_losses(
     communicator: Communicator, workers: Collection[int], numbers: int
-) -> Callable[[Sequence[float], int], Shared]:
-    """A collective that gathers the losses of all replicas, in rank order, each of `numbers`, and the largest request.
-    Only `workers` have a replica."""
+) -> Callable[[Sequence[float], int], Callable[[], Shared]]:
+    """A collective that gathers the losses of all replicas, in rank order, each of `numbers`, and the largest request:
+    it begins, and what it returns ends it. Only `workers` have a replica."""
     send, receive = np.zeros(1 + numbers), np.empty((communicator.world_size, 1 + numbers))
     sent, received, ranks = send.view(np.uint8), receive.reshape(-1).view(np.uint8), sorted(workers)
 
-    def gather(losses: Sequence[float], request: int) -> Shared:
+    def begin(losses: Sequence[float], request: int) -> Callable[[], Shared]:
         send[: 1 + len(losses)] = (request, *losses)
-        communicator.all_gather(sent, received)
-        rows: list[list[float]] = receive.tolist()
-        return Shared([number for rank in ranks for number in rows[rank][1:]], int(max(row[0] for row in rows)))
+        wait = communicator.all_gather(sent, received)
 
-    return gather
+        def finish() -> Shared:
+            wait()
+            rows: list[list[float]] = receive.tolist()
+            return Shared([number for rank in ranks for number in rows[rank][1:]], int(max(row[0] for row in rows)))
+
+        return finish
+
+    return begin
 
 
 def collect(

@@ -1,23 +1,32 @@
-"""Messages of device sync between nodes, from device memory to device memory: those that `collectives` lists."""
+"""Messages of device sync between nodes, from device memory to device memory: those that `collectives` lists.
 
-from collections.abc import Mapping, Sequence
+They travel while the rank computes: gradients of a group once its node has completed them, and its parameters as soon
+as they are updated. Gradients go first, then parameters in the order in which the next pass reads them.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sambasim.collectives import all_gather_messages, blocks, port_of, reduce_scatter_messages
+from sambasim.ir.dataflow import readiness
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Communicator, Request
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.transports.communication import Slices
+from sambasim.runtime.transports.links import Links
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
 
-_REDUCE_TAG = 11
-_GATHER_TAG = 12
+_SLOTS = 2
+"""Groups whose operands are received at the same time: one while another is reduced."""
 
 
 def scattered(node_of: Sequence[int]) -> list[str]:
@@ -35,7 +44,8 @@ def scattered(node_of: Sequence[int]) -> list[str]:
 
 class Network:
     """The messages of one rank; none with a single node. `memories`: those of this node, by rank; `slices`: for each
-    group, what each rank updates; `moved` counts the bytes."""
+    group, what each rank updates; `moved` counts the bytes. Of group g, message 2 g is a gradient, 2 g + 1 parameters.
+    Collective. Raises MachineError if hosts cannot connect."""
 
     def __init__(
         self, communicator: Communicator, memories: Mapping[int, DeviceMemory], slices: Slices, moved: BytesMoved
@@ -43,47 +53,86 @@ class Network:
         self._communicator, self._memories, self._slices, self._moved = communicator, memories, slices, moved
         rank, node_of = communicator.rank, communicator.node_of
         self._own, self._groups = memories[rank], memories[rank].program.groups
+        self._number = {group.name: number for number, group in enumerate(self._groups)}
         self._reduce, self._gather = reduce_scatter_messages(node_of, rank), all_gather_messages(node_of, rank)
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
         lengths = {name: of_ranks[rank][1] - of_ranks[rank][0] for name, of_ranks in slices.items()}
         sizes = {group.name: lengths[group.name] * DTYPE_BYTES[group.dtype] for group in self._groups}
         self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
-        """By group, the bytes that this rank receives."""
+        """By group, the bytes of gradients that this rank receives."""
+        self.operands: dict[str, Mapping[int, Tensor]] = {}
+        """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
         needed = max(self.incoming_bytes.values(), default=0)
         name = self._own.program.reduce_buffer
         buffer = torch.empty(0, dtype=torch.uint8) if name is None else self._own.tensor(name).view(torch.uint8)
-        if buffer.numel() < needed:
-            buffer = torch.empty(needed, dtype=torch.uint8)
-        self.operands: dict[str, Mapping[int, Tensor]] = {}
-        """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
-        for group in self._groups:
-            size, dtype = sizes[group.name], getattr(torch, group.dtype)
-            parts = [buffer[index * size : (index + 1) * size].view(dtype) for index in range(len(self.sources))]
-            self.operands[group.name] = dict(zip(self.sources, parts, strict=True))
-        self._sends: list[Request] = []
-        self._receives: list[Request] = []
+        more = [torch.empty(needed, dtype=torch.uint8) for _ in range(_SLOTS - (buffer.numel() >= needed))]
+        slots = [*more, buffer][:_SLOTS]
+        ready = readiness(self._own.program)
+        self.order = sorted(self._groups, key=lambda group: (ready[group.name].update, ready[group.name].reduce))
+        """The groups, as they are reduced."""
+        end = max((at.reduce for at in ready.values()), default=0)
+        self.first_reader = {name: next((at for at in of.readers if at < end), 0) for name, of in ready.items()}
+        """By group, the first section of a pass that reads its parameters; 0 for those that none reads."""
+        self._places: dict[tuple[int, int], ByteArray] = {}  # of messages, by sender and number
+        self._position: dict[int, int] = {}  # of gradients, in the order
+        for position, group in enumerate(self.order):
+            size, dtype, number = sizes[group.name], getattr(torch, group.dtype), self._number[group.name]
+            parts = [slots[position % _SLOTS][at * size : (at + 1) * size] for at in range(len(self.sources))]
+            self.operands[group.name] = {of: part.view(dtype) for of, part in zip(self.sources, parts, strict=True)}
+            self._position[2 * number] = position
+            for message in self._reduce.received if size else ():
+                self._places[message.source, 2 * number] = byte_array(self.operands[group.name][message.ranks[0]])
+            parameter = self._own.region(group, "parameter")
+            for message in self._gather.received:
+                part = parameter[slice(*slices[group.name][message.owner])]
+                if part.numel():
+                    self._places[message.source, 2 * number + 1] = byte_array(part)
+        self._expected = Counter(number for _, number in self._places)  # messages of a step, by number
+        self._bytes: Counter[int] = Counter()
+        for (_, number), place in self._places.items():
+            self._bytes[number] += place.nbytes
+        self._asked: Counter[int] = Counter()  # steps that they were expected in
+        self._came: Counter[int] = Counter()
+        self._begun: Counter[tuple[int, int]] = Counter()
+        self._reduced = 0  # groups, in all steps
+        targets = {message.target for message in (*self._reduce.sent, *self._gather.sent)}
+        self._peers = targets | {source for source, _ in self._places}
 
-    def post(self, group: ParameterGroup | None) -> None:
-        """Begin to receive the operands of `group`, which is reduced next; None if there is none."""
-        operands = {} if group is None else self.operands[group.name]
-        self._receives = [
-            self._communicator.irecv(byte_array(operands[message.ranks[0]]), message.source, _REDUCE_TAG)
-            for message in self._reduce.received
-            if operands and operands[message.ranks[0]].numel()
-        ]
+    @cached_property
+    def _links(self) -> Links:
+        links = Links(self._communicator, sorted(self._peers), self._place, lambda peer, number: self._arrived(number))
+        self._communicator.at_close(links.close)
+        return links
+
+    def connect(self) -> None:
+        """Collective."""
+        self._links  # noqa: B018
+
+    def begin_step(self) -> None:
+        self._asked.update(self._position.keys())
+
+    def _place(self, peer: int, number: int) -> ByteArray:
+        self._begun[peer, number] += 1
+        if (position := self._position.get(number)) is not None:
+            position += (self._begun[peer, number] - 1) * len(self.order)
+            self._links.wait_for(lambda: position < self._reduced + _SLOTS)
+        return self._places[peer, number]
+
+    def _arrived(self, number: int) -> None:
+        self._came[number] += 1
 
     @span(Track.COLLECTIVES, "send to other nodes")
     def send(self, group: ParameterGroup) -> None:
         """Begin to send `group` to other nodes. All ranks of this node must have completed it."""
-        gradient = self._own.region(group, "gradient")
+        gradient, number = self._own.region(group, "gradient"), 2 * self._number[group.name]
         for message in self._reduce.sent:
             start, stop = self._slices[group.name][message.owner]
             if start < stop:
                 if len(message.ranks) > 1:
                     self._sum(group, start, stop)
                 part = byte_array(gradient[start:stop])
-                self._sends.append(self._communicator.isend(part, message.target, _REDUCE_TAG))
+                self._links.send(message.target, number, part, (0, self._position[number]))
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
@@ -91,37 +140,38 @@ class Network:
             return owner
         return port_of(blocks(self._communicator.node_of), owner, self._communicator.node_index)
 
-    def has_received(self) -> bool:
-        """Whether all operands of the next group have arrived."""
-        return self._communicator.test_all(self._receives)
+    def has_received(self, group: ParameterGroup) -> bool:
+        """Whether all operands of `group` have arrived."""
+        return self._has(2 * self._number[group.name])
 
     @span(Track.COLLECTIVES, "wait for other nodes")
-    def receive(self) -> None:
-        self._communicator.wait_all(self._receives)
+    def receive(self, group: ParameterGroup) -> None:
+        self._links.wait_for(lambda: self.has_received(group))
 
-    def done(self, group: ParameterGroup, following: ParameterGroup | None) -> None:
-        self._moved.network += self.incoming_bytes[group.name]
-        self.post(following)
+    def reduced(self, group: ParameterGroup) -> None:
+        """The operands of `group` are not read any more."""
+        self._moved.network += self._bytes[2 * self._number[group.name]]
+        with self._links.changed:
+            self._reduced += 1
+            self._links.changed.notify_all()
 
-    @span(Track.COLLECTIVES, "exchange between nodes")
-    def exchange(self, region: str) -> None:
-        """Collective. Exchange the slices of `region` of every group with one rank of each other node."""
-        communicator = self._communicator
-        communicator.wait_all(self._sends)  # received slices may overwrite what is being sent
-        self._sends = []
-        requests: list[Request] = []
-        for group in self._groups:
-            tensor, slices = self._own.region(group, region), self._slices[group.name]
-            for message in self._gather.sent:
-                part = tensor[slice(*slices[message.owner])]
-                if part.numel():
-                    requests.append(communicator.isend(byte_array(part), message.target, _GATHER_TAG))
-            for message in self._gather.received:
-                part = tensor[slice(*slices[message.owner])]
-                if part.numel():
-                    requests.append(communicator.irecv(byte_array(part), message.source, _GATHER_TAG))
-                    self._moved.network += part.nbytes
-        communicator.wait_all(requests)
+    def gather(self, group: ParameterGroup) -> None:
+        """Begin to send the updated slice of `group` to one rank of each other node. No rank of the job reads the
+        parameters before they are updated."""
+        number, parameter = 2 * self._number[group.name] + 1, self._own.region(group, "parameter")
+        part = parameter[slice(*self._slices[group.name][self._communicator.rank])]
+        for message in self._gather.sent if part.numel() else ():
+            self._links.send(message.target, number, byte_array(part), (1, self.first_reader[group.name]))
+        self._asked[number] += 1
+        self._moved.network += self._bytes[number]
+
+    @span(Track.COLLECTIVES, "wait for parameters of other nodes", detailed=False)
+    def wait_for(self, groups: Collection[ParameterGroup]) -> None:
+        """Until the parameters of `groups` have arrived that the last step has updated."""
+        self._links.wait_for(lambda: all(self._has(2 * self._number[group.name] + 1) for group in groups))
+
+    def _has(self, number: int) -> bool:
+        return self._came[number] >= self._asked[number] * self._expected[number]
 
     def _sum(self, group: ParameterGroup, start: int, stop: int) -> None:
         """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""

@@ -10,7 +10,8 @@ itself and updates its own parameters, with the same bits as if each slice had a
 instead of two: when all gradients are complete."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, final
 
@@ -94,7 +95,10 @@ class Window(GradientSync):
         self.flags = NodeFlags(communicator, self.program.exchanged)
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]
-        self.exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
+        if self.network.sources:
+            self.network.connect()
+        self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
+        self._losses_of_all: Callable[[], Shared] | None = None
         training = self.program.training
         self.pass_length = (len(pass_and_update(training)[0]) if training else 0) + 1
         self.steps = 0
@@ -109,37 +113,51 @@ class Window(GradientSync):
         return reduce
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return Simple(self.spread)  # nothing moves on one node, because its ranks share the parameters
+        return Simple(self.spread)  # on one node nothing moves, because its ranks share the parameters
+
+    def offer(self, losses: Sequence[float], request: int) -> None:
+        super().offer(losses, request)
+        if self.network.sources:
+            self._losses_of_all = self._exchange(losses, request)
 
     def end_of_step(self) -> Shared:
         self.steps += 1
-        if not self.network.sources:
+        if self._losses_of_all is None:
             self.flags.put(self.steps % 2, *self.offered)  # a reader may be one step behind
+        elif self.communicator.local_size > 1:  # else a rank waits when it reads a parameter
+            self.settle()
         self.flags.publish(Counter.UPDATED, self.steps)
         return self._meet()
 
     @span(Track.COLLECTIVES, "GATHER")
     def _meet(self) -> Shared:
         """Wait until all ranks have updated their slices, and exchange losses and requests."""
-        shared = self.exchange(*self.offered) if self.network.sources else None
-        self.flags.wait(Counter.UPDATED, self.steps)  # after an exchange it returns at once: all have been in it
+        shared = None if self._losses_of_all is None else self._losses_of_all()
+        self.flags.wait(Counter.UPDATED, self.steps)
         return shared or Shared(*self.flags.numbers(self.steps % 2))
+
+    def settle(self) -> None:
+        if self.network.sources:
+            self.network.wait_for(self.program.groups)
+
+    def make_whole(self) -> None:
+        self.settle()
 
     def progress(self, count: int) -> int:
         """After `count` sections of a pass. An exchange between a pass and its update counts as a step of all ranks."""
         return self.steps * self.pass_length + count
 
     def wait_for_updates(self) -> None:
+        self.settle()
         self.communicator.node_barrier()
 
     def spread(self) -> None:
-        """Collective. Send updated slices from their owners to all other nodes."""
-        if self.network.sources:
-            # Until all ranks of the node have ended their pass, one may still read parameters.
-            self.flags.wait(Counter.PROGRESS, self.progress(self.pass_length))
-            self.network.exchange("parameter")
+        """Begin to send updated slices from their owners to all other nodes."""
+        for group in self.network.order if self.network.sources else ():
+            self.network.gather(group)
 
     def meet(self) -> None:
+        self.settle()
         self.steps += 1
         self.flags.meet(Counter.UPDATED, self.steps)
 
@@ -179,10 +197,16 @@ class WindowReduce(Communication):
         self._scratch = {name: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, name)) for name in dtypes}
         ready = readiness(window.program)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
-        self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
+        self._all = [self._work_of(group, ready_at[group.name]) for group in window.network.order if group in groups]
+        first_reader = window.network.first_reader
+        self._by_first_reader = sorted(groups, key=lambda group: first_reader[group.name])
+        self._first_readers = [first_reader[group.name] for group in self._by_first_reader]
+        self._awaited = len(groups)  # of them, by this pass
         self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
         self._pending: list[_Work] = []
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
+        self.waited_in_pass_s = 0.0
+        """Seconds that the pass waited for parameters of the last step."""
 
     def _work_of(self, group: ParameterGroup, ready_at: int) -> _Work:
         window, replicas = self._window, self._window.replicas
@@ -207,9 +231,20 @@ class WindowReduce(Communication):
         """A step begins: gradients are about to be overwritten."""
         self._pending = self._all[::-1]
         self._incomplete = self._pending.copy()
-        self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
+        self._updating_s = self._updated_in_pass_s = self._in_pass_s = self.waited_in_pass_s = 0.0
         if self._network is not None:
-            self._network.post(self._all[0].group if self._all else None)
+            self._network.begin_step()
+            self._awaited = 0
+
+    def section_begins(self, stop: int) -> None:
+        """Sections up to `stop` run next: wait for the parameters that they read."""
+        if (
+            self._awaited < (upto := bisect_left(self._first_readers, stop, self._awaited))
+            and self._network is not None
+        ):
+            began_s, groups = time.perf_counter(), self._by_first_reader[self._awaited : upto]
+            self._network.wait_for(groups)
+            self._awaited, self.waited_in_pass_s = upto, self.waited_in_pass_s + time.perf_counter() - began_s
 
     def section_done(self, count: int) -> None:
         """This rank has run `count` sections of the pass."""
@@ -220,7 +255,10 @@ class WindowReduce(Communication):
                 break  # other replicas of the node have not completed the group
             self._send(incomplete.pop())
         # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
-        while len(self._pending) > len(incomplete) and (self._network is None or self._network.has_received()):
+        network = self._network
+        while len(self._pending) > len(incomplete) and (
+            network is None or network.has_received(self._pending[-1].group)
+        ):
             self._complete(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
 
@@ -234,13 +272,12 @@ class WindowReduce(Communication):
     def finish(self) -> None:
         while self._pending:
             if self._network is not None:
-                self._network.receive()
+                self._network.receive(self._pending[-1].group)
             self._complete(self._pending.pop())
         if self._optimizers is None:
             # The update comes next, and changes parameters: no rank may still read them in its pass.
             self._flags.wait(Counter.PROGRESS, self._window.progress(self._window.pass_length))
         else:
-            self._window.spread()
             self.update_s = self._updating_s - self._updated_in_pass_s
 
     @property
@@ -255,7 +292,9 @@ class WindowReduce(Communication):
     def _complete(self, work: _Work) -> None:
         (self._reduce if self._optimizers is None else self._reduce_and_update)(work)
         if self._network is not None:
-            self._network.done(work.group, self._pending[-1].group if self._pending else None)
+            self._network.reduced(work.group)
+            if self._optimizers is not None:
+                self._network.gather(work.group)
         self._window.bytes_moved.peer += work.peer_bytes
 
     def _bytes(self, work: _Work) -> SpanArgs:

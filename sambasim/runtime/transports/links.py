@@ -1,0 +1,152 @@
+"""TCP connections between ranks of different nodes, which move messages while the ranks compute.
+
+MPI moves a long message only inside of its calls, of which a pass makes none. Here a thread for each direction of a
+connection waits in the kernel, without Python's lock. The most urgent of the messages that wait is sent first.
+"""
+
+import heapq
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from itertools import count
+from typing import TypeAlias
+
+from sambasim.errors import MachineError, PeerError
+from sambasim.runtime.machine.communicator import Communicator
+from sambasim.runtime.machine.node_memory import ByteArray
+from sambasim.runtime.machine.process import INTERFACE_KEY, outside_address
+from sambasim.units import KIB
+
+_TIMEOUT_S = 30.0
+_UNSENT_BYTES = 256 * KIB
+"""What the kernel keeps of messages beside what is under way: behind it, an urgent message waits."""
+_HEAD = struct.Struct("=q")  # the number of a message
+_TOKEN_BYTES = 16
+
+Urgency: TypeAlias = tuple[int, int]  # the smallest goes first
+
+
+class Links:
+    """Connections to `peers`, ranks of `communicator`. `place(peer, number)` returns where a message goes, and may wait
+    for that; `arrived(peer, number)` is called when it is there. Both are called by threads, the latter with `changed`
+    held. Collective. Raises MachineError on all ranks if hosts cannot connect."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        peers: Collection[int],
+        place: Callable[[int, int], ByteArray],
+        arrived: Callable[[int, int], object],
+    ) -> None:
+        self.changed = threading.Condition()
+        self._place, self._arrived, self._peers, self._ended = place, arrived, peers, ""
+        self._rank, own = communicator.rank, communicator.rank.to_bytes(8, "little")
+        address, interface = outside_address(communicator.host_name)
+        # Whoever can reach the port must also know the token.
+        token = communicator.broadcast_object(secrets.token_bytes(_TOKEN_BYTES))
+        self._sockets: dict[int, socket.socket] = {}
+        with socket.create_server((interface, 0), backlog=max(len(peers), 1)) as listener:
+            places = communicator.all_gather_object((address, listener.getsockname()[1]))
+            with communicator.alike():
+                listener.settimeout(_TIMEOUT_S)
+                try:
+                    for peer in filter(lambda peer: peer > self._rank, peers):
+                        self._sockets[peer] = socket.create_connection(places[peer], _TIMEOUT_S)
+                        self._sockets[peer].sendall(token + own)
+                    while len(self._sockets) < len(peers):
+                        connection, _ = listener.accept()
+                        connection.settimeout(_TIMEOUT_S)
+                        said = connection.recv(_TOKEN_BYTES + len(own), socket.MSG_WAITALL)
+                        if secrets.compare_digest(said[:_TOKEN_BYTES], token):
+                            self._sockets[int.from_bytes(said[_TOKEN_BYTES:], "little")] = connection
+                        else:
+                            connection.close()
+                except OSError as error:
+                    where = f"rank {self._rank} on host {communicator.host_name}, at {address}"
+                    what = f"device sync cannot connect the hosts: {error.strerror or error}"
+                    remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …; or sync"
+                    raise MachineError(what, where=where, remedy=f"{remedy} through the host") from error
+        self._senders = {peer: _Sender(connection) for peer, connection in self._sockets.items()}
+        for peer, connection in self._sockets.items():
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            for work in (self._senders[peer].run, lambda at=(peer, connection): self._receive(*at)):
+                threading.Thread(target=work, daemon=True).start()
+
+    def send(self, peer: int, number: int, buffer: ByteArray, urgency: Urgency) -> None:
+        """Begin to send message `number`. The buffer may not change until `peer` has it, of which it must tell."""
+        self._senders[peer].put(number, buffer, urgency)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until what `arrived` changes fulfils the `condition`. Raises PeerError if a connection has ended."""
+        with self.changed:
+            self.changed.wait_for(lambda: condition() or bool(self._ended))
+            if not condition():
+                raise PeerError(self._ended)
+
+    def close(self) -> None:
+        self._ended = "this rank has closed its connections"
+        for peer, connection in self._sockets.items():
+            self._senders[peer].close()
+            with suppress(OSError):  # the peer was faster
+                connection.shutdown(socket.SHUT_RDWR)
+        with self.changed:
+            self.changed.notify_all()
+
+    def _receive(self, peer: int, connection: socket.socket) -> None:
+        head = bytearray(_HEAD.size)
+        try:
+            while True:
+                _read(connection, memoryview(head))
+                (number,) = _HEAD.unpack(head)
+                _read(connection, self._place(peer, number).data)
+                with self.changed:
+                    self._arrived(peer, number)
+                    self.changed.notify_all()
+        except (OSError, PeerError) as error:
+            with self.changed:
+                self._ended = self._ended or f"the connection to rank {peer} has ended: {error}"
+                self.changed.notify_all()
+        finally:
+            connection.close()
+
+
+def _read(connection: socket.socket, left: memoryview) -> None:
+    while left:
+        if not (read := connection.recv_into(left, len(left), socket.MSG_WAITALL)):
+            raise ConnectionError("that rank has closed it")
+        left = left[read:]
+
+
+class _Sender:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._numbers, self._is_closed = connection, count(), False
+        self._waiting: list[tuple[Urgency, int, int, ByteArray]] = []
+        self._changed = threading.Condition()
+
+    def put(self, number: int, buffer: ByteArray, urgency: Urgency) -> None:
+        with self._changed:
+            heapq.heappush(self._waiting, (urgency, next(self._numbers), number, buffer))
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        with suppress(OSError):  # the thread that receives tells
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closed or bool(self._waiting))
+                    if not self._waiting:
+                        return
+                    _, _, number, buffer = heapq.heappop(self._waiting)
+                head = _HEAD.pack(number)
+                if (sent := self._connection.sendmsg([head, buffer.data])) < len(head):
+                    self._connection.sendall(head[sent:])
+                self._connection.sendall(buffer.data[max(0, sent - len(head)) :])
