@@ -67,8 +67,8 @@ class Links:
                 except OSError as error:
                     where = f"rank {self._rank} on host {communicator.host_name}, at {address}"
                     what = f"device sync cannot connect the hosts: {error.strerror or error}"
-                    remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …; or sync"
-                    raise MachineError(what, where=where, remedy=f"{remedy} through the host") from error
+                    remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …"
+                    raise MachineError(what, where=where, remedy=f"{remedy}; or leave out --reduce-on-rdu") from error
         self._senders = {peer: _Sender(connection) for peer, connection in self._sockets.items()}
         for peer, connection in self._sockets.items():
             connection.settimeout(None)

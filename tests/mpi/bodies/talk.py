@@ -60,7 +60,7 @@ def objects(c: Communicator) -> None:
 def all_gather(c: Communicator) -> None:
     parts = [np.full(5, rank + 1, dtype=np.uint8) for rank in range(c.world_size)]
     receive = np.full(5 * c.world_size, 255, dtype=np.uint8)
-    c.all_gather(parts[c.rank], receive)
+    c.all_gather(parts[c.rank], receive)()
     expect(bool(np.array_equal(receive, np.concatenate(parts))), "all_gather")
 
 
