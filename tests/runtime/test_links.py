@@ -65,6 +65,9 @@ class End:
     def _arrived(self, peer: int, number: int) -> None:
         self.came.append(number)
 
+    def wait_for_all(self) -> None:
+        self.links.wait_for(lambda: len(self.came) == len(self.memory))
+
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +94,7 @@ def test_the_most_urgent_of_those_that_wait_goes_first(ends: tuple[End, End]) ->
     for number, urgency in ((0, (1, 9)), (1, (1, 5)), (2, (0, 7)), (3, (1, 2))):
         here.links.send(1, number, np.full(SIZE, number + 1, np.uint8), urgency)
     there.may_read.set()
-    there.links.wait_for(lambda: len(there.came) == 4)
+    there.wait_for_all()
     assert there.came[1:] == [number for number in (2, 3, 1, 0) if number != there.came[0]]
     assert all((there.memory[number] == number + 1).all() for number in range(4))
 
@@ -103,7 +106,7 @@ def test_both_send_at_once(ends: tuple[End, End]) -> None:
         for number in range(4):
             end.links.send(1 - rank, number, np.full(SIZE, 10 * rank + number, np.uint8), (0, number))
     for rank, end in enumerate(ends):
-        end.links.wait_for(lambda end=end: len(end.came) == 4)
+        end.wait_for_all()
         assert [int(end.memory[number].max()) for number in end.came] == [10 * (1 - rank) + n for n in end.came]
 
 
