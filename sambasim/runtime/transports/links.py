@@ -69,13 +69,15 @@ class Links:
                     what = f"device sync cannot connect the hosts: {error.strerror or error}"
                     remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …"
                     raise MachineError(what, where=where, remedy=f"{remedy}; or leave out --reduce-on-rdu") from error
+        self._threads: list[threading.Thread] = []
         self._senders = {peer: _Sender(connection) for peer, connection in self._sockets.items()}
         for peer, connection in self._sockets.items():
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             for work in (self._senders[peer].run, lambda at=(peer, connection): self._receive(*at)):
-                threading.Thread(target=work, daemon=True).start()
+                self._threads.append(threading.Thread(target=work, daemon=True))
+                self._threads[-1].start()
 
     def send(self, peer: int, number: int, buffer: ByteArray, urgency: Urgency) -> None:
         """Begin to send message `number`. The buffer may not change until `peer` has it, of which it must tell."""
@@ -96,6 +98,8 @@ class Links:
                 connection.shutdown(socket.SHUT_RDWR)
         with self.changed:
             self.changed.notify_all()
+        for thread in self._threads:  # Python's end would abort them in C++
+            thread.join(_TIMEOUT_S)
 
     def _receive(self, peer: int, connection: socket.socket) -> None:
         head = bytearray(_HEAD.size)
