@@ -179,7 +179,7 @@ def _reduce(sync: Window, reduce: WindowReduce) -> None:
     reduce.begin_step()
     reduce.begin()
     reduce.finish()
-    sync.spread()
+    sync.spread(sync.program.groups)
     sync.meet()
 
 

@@ -9,7 +9,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import TypeAlias
@@ -30,31 +30,31 @@ Urgency: TypeAlias = tuple[int, int]  # the smallest goes first
 
 
 class Links:
-    """Connections to `peers`, ranks of `communicator`. `place(peer, number)` returns where a message goes, and may wait
-    for that; `arrived(peer, number)` is called when it is there. Both are called by threads, the latter with `changed`
-    held. Collective. Raises MachineError on all ranks if hosts cannot connect."""
+    """Connections to `peers`, ranks of `communicator`. `places`: by sender and number, where a message goes;
+    `arrived(number)` is called by a thread when it is there, with `changed` held. Collective. Raises MachineError on
+    all ranks if hosts cannot connect."""
 
     def __init__(
         self,
         communicator: Communicator,
         peers: Collection[int],
-        place: Callable[[int, int], ByteArray],
-        arrived: Callable[[int, int], object],
+        places: Mapping[tuple[int, int], ByteArray],
+        arrived: Callable[[int], object],
     ) -> None:
         self.changed = threading.Condition()
-        self._place, self._arrived, self._peers, self._ended = place, arrived, peers, ""
-        self._rank, own = communicator.rank, communicator.rank.to_bytes(8, "little")
+        self._places, self._arrived, self._ended = places, arrived, ""
+        rank, own = communicator.rank, communicator.rank.to_bytes(8, "little")
         address, interface = outside_address(communicator.host_name)
         # Whoever can reach the port must also know the token.
         token = communicator.broadcast_object(secrets.token_bytes(_TOKEN_BYTES))
         self._sockets: dict[int, socket.socket] = {}
         with socket.create_server((interface, 0), backlog=max(len(peers), 1)) as listener:
-            places = communicator.all_gather_object((address, listener.getsockname()[1]))
+            addresses = communicator.all_gather_object((address, listener.getsockname()[1]))
             with communicator.alike():
                 listener.settimeout(_TIMEOUT_S)
                 try:
-                    for peer in filter(lambda peer: peer > self._rank, peers):
-                        self._sockets[peer] = socket.create_connection(places[peer], _TIMEOUT_S)
+                    for peer in filter(lambda peer: peer > rank, peers):
+                        self._sockets[peer] = socket.create_connection(addresses[peer], _TIMEOUT_S)
                         self._sockets[peer].sendall(token + own)
                     while len(self._sockets) < len(peers):
                         connection, _ = listener.accept()
@@ -65,7 +65,7 @@ class Links:
                         else:
                             connection.close()
                 except OSError as error:
-                    where = f"rank {self._rank} on host {communicator.host_name}, at {address}"
+                    where = f"rank {rank} on host {communicator.host_name}, at {address}"
                     what = f"device sync cannot connect the hosts: {error.strerror or error}"
                     remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …"
                     raise MachineError(what, where=where, remedy=f"{remedy}; or leave out --reduce-on-rdu") from error
@@ -107,11 +107,11 @@ class Links:
             while True:
                 _read(connection, memoryview(head))
                 (number,) = _HEAD.unpack(head)
-                _read(connection, self._place(peer, number).data)
+                _read(connection, self._places[peer, number].data)
                 with self.changed:
-                    self._arrived(peer, number)
+                    self._arrived(number)
                     self.changed.notify_all()
-        except (OSError, PeerError) as error:
+        except OSError as error:
             with self.changed:
                 self._ended = self._ended or f"the connection to rank {peer} has ended: {error}"
                 self.changed.notify_all()

@@ -25,9 +25,6 @@ from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
 
-_SLOTS = 2
-"""Groups whose operands are received at the same time: one while another is reduced."""
-
 
 def scattered(node_of: Sequence[int]) -> list[str]:
     """A notice if the ranks of a node are no aligned block, so that slices are sent instead of sums."""
@@ -63,11 +60,6 @@ class Network:
         """By group, the bytes of gradients that this rank receives."""
         self.operands: dict[str, Mapping[int, Tensor]] = {}
         """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
-        needed = max(self.incoming_bytes.values(), default=0)
-        name = self._own.program.reduce_buffer
-        buffer = torch.empty(0, dtype=torch.uint8) if name is None else self._own.tensor(name).view(torch.uint8)
-        more = [torch.empty(needed, dtype=torch.uint8) for _ in range(_SLOTS - (buffer.numel() >= needed))]
-        slots = [*more, buffer][:_SLOTS]
         ready = readiness(self._own.program)
         self.order = sorted(self._groups, key=lambda group: (ready[group.name].update, ready[group.name].reduce))
         """The groups, as they are reduced."""
@@ -78,8 +70,7 @@ class Network:
         self._position: dict[int, int] = {}  # of gradients, in the order
         for position, group in enumerate(self.order):
             size, dtype, number = sizes[group.name], getattr(torch, group.dtype), self._number[group.name]
-            parts = [slots[position % _SLOTS][at * size : (at + 1) * size] for at in range(len(self.sources))]
-            self.operands[group.name] = {of: part.view(dtype) for of, part in zip(self.sources, parts, strict=True)}
+            self.operands[group.name] = {of: torch.empty(lengths[group.name], dtype=dtype) for of in self.sources}
             self._position[2 * number] = position
             for message in self._reduce.received if size else ():
                 self._places[message.source, 2 * number] = byte_array(self.operands[group.name][message.ranks[0]])
@@ -94,14 +85,12 @@ class Network:
             self._bytes[number] += place.nbytes
         self._asked: Counter[int] = Counter()  # steps that they were expected in
         self._came: Counter[int] = Counter()
-        self._begun: Counter[tuple[int, int]] = Counter()
-        self._reduced = 0  # groups, in all steps
         targets = {message.target for message in (*self._reduce.sent, *self._gather.sent)}
         self._peers = targets | {source for source, _ in self._places}
 
     @cached_property
     def _links(self) -> Links:
-        links = Links(self._communicator, sorted(self._peers), self._place, lambda peer, number: self._arrived(number))
+        links = Links(self._communicator, sorted(self._peers), self._places, self._arrived)
         self._communicator.at_close(links.close)
         return links
 
@@ -109,15 +98,9 @@ class Network:
         """Collective."""
         self._links  # noqa: B018
 
-    def begin_step(self) -> None:
-        self._asked.update(self._position.keys())
-
-    def _place(self, peer: int, number: int) -> ByteArray:
-        self._begun[peer, number] += 1
-        if (position := self._position.get(number)) is not None:
-            position += (self._begun[peer, number] - 1) * len(self.order)
-            self._links.wait_for(lambda: position < self._reduced + _SLOTS)
-        return self._places[peer, number]
+    def begin_step(self, groups: Collection[ParameterGroup]) -> None:
+        """Gradients of `groups` will come."""
+        self._asked.update(2 * self._number[group.name] for group in groups)
 
     def _arrived(self, number: int) -> None:
         self._came[number] += 1
@@ -149,11 +132,7 @@ class Network:
         self._links.wait_for(lambda: self.has_received(group))
 
     def reduced(self, group: ParameterGroup) -> None:
-        """The operands of `group` are not read any more."""
         self._moved.network += self._bytes[2 * self._number[group.name]]
-        with self._links.changed:
-            self._reduced += 1
-            self._links.changed.notify_all()
 
     def gather(self, group: ParameterGroup) -> None:
         """Begin to send the updated slice of `group` to one rank of each other node. No rank of the job reads the

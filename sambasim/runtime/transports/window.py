@@ -113,7 +113,7 @@ class Window(GradientSync):
         return reduce
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
-        return Simple(self.spread)  # on one node nothing moves, because its ranks share the parameters
+        return Simple(partial(self.spread, groups))  # on one node nothing moves, because its ranks share the parameters
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         super().offer(losses, request)
@@ -151,9 +151,9 @@ class Window(GradientSync):
         self.settle()
         self.communicator.node_barrier()
 
-    def spread(self) -> None:
+    def spread(self, groups: Sequence[ParameterGroup]) -> None:
         """Begin to send updated slices from their owners to all other nodes."""
-        for group in self.network.order if self.network.sources else ():
+        for group in groups if self.network.sources else ():
             self.network.gather(group)
 
     def meet(self) -> None:
@@ -233,7 +233,7 @@ class WindowReduce(Communication):
         self._incomplete = self._pending.copy()
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = self.waited_in_pass_s = 0.0
         if self._network is not None:
-            self._network.begin_step()
+            self._network.begin_step(self._by_first_reader)
             self._awaited = 0
 
     def section_begins(self, stop: int) -> None:
