@@ -100,7 +100,7 @@ if c.rank == 1:
     store = dist.TCPStore
     dist.TCPStore = lambda *args, **options: time.sleep(0.3) or store(*args, **options)  # after rank 0 has failed
 refused(GLOO_DEVICE_TRANSPORT="pigeon")
-process._outside_address = lambda name: ("no-such-host.invalid", "")
+process.outside_address = lambda name: ("no-such-host.invalid", "")
 refused(replace(c, host_name=f"host-{c.rank}"))
 """
 

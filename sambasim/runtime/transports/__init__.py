@@ -3,6 +3,6 @@
 communication, shared_flags  interfaces; counters by which the ranks of a node wait
 in_process, messages         between ranks of one process; between processes
 exchange, host               sync through the host: MPI, gloo, parameter servers
-network, window               device sync: between nodes, and within one
+links, network, window        device sync: TCP between nodes, its messages, and within a node
 connect                      opens the ranks of a process, with device memory and transports
 """
