@@ -138,9 +138,12 @@ class Update:
         for overlapped in self._overlapped:
             overlapped.begin_step()
 
-    def run(self, losses: Sequence[float], request: int = 0, *, applies: bool = True) -> Steps[Updated]:
-        """Run the update sections; afterwards every replica has the parameters of the next step. `losses`: of this
-        rank's replica, and what is logged beside it. Unless it `applies`, only they and requests are exchanged."""
+    def run(
+        self, losses: Sequence[float], request: int = 0, *, applies: bool = True, settles: bool = True
+    ) -> Steps[Updated]:
+        """Run the update sections; afterwards every replica has the parameters of the next step, unless it `settles`
+        later. `losses`: of this rank's replica, and what is logged beside it. Unless it `applies`, only they and
+        requests are exchanged."""
         transport, detailed = self._transport, self._detailed if applies else None
         moved: dict[str, int] = {}
         self._began_ns = began_ns = perf_counter_ns()
@@ -160,8 +163,9 @@ class Update:
         live = self._initial.copy()
         yield from self._codes[key].run(live, self._ended)
         norm = None if self._norm is None else live[self._norm]
-        if detailed is not None:
+        if settles or detailed is not None:
             transport.sync.settle()
+        if detailed is not None:
             now = asdict(transport.sync.bytes_moved)
             args = {f"{name}_bytes": now[name] - before for name, before in moved.items() if now[name] != before}
             detailed.span_ends(transport.rank, Track.HOST, "sync and update", began_ns, args)

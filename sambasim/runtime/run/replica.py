@@ -270,13 +270,13 @@ class Replica:
             self.transport.sync.wait_for_readers()
         else:
             self._update.begin_step(update, rate, loss_scale)
-        overlapping = self._update.overlapping if self._graph == len(self._executors) - 1 else ()
-        if not overlapping or self._micro_steps * self._batches > 1:  # else each section waits for what it reads
-            self.transport.sync.settle()
         began_ns, observer, counted = perf_counter_ns(), self.observer, 0.0
         totals, last = [0.0] * len(self._told), [math.nan] * len(self._told)
         micro_steps, count = self._micro_steps, self._batches
         parts = micro_steps * count
+        overlapping = self._update.overlapping if self._graph == len(self._executors) - 1 else ()
+        if not overlapping or parts > 1 or self._program.schedule is not None:  # else sections wait for what they read
+            self.transport.sync.settle()
         scale = loss_scale / parts  # so gradients add up to that of the mean, scaled
         if scale not in self._tangents:
             self._tangents[scale] = tangent_of(self._program, scale)
@@ -310,7 +310,7 @@ class Replica:
             self.optimizers.divide_by(mean_count)
             losses = [*(loss / mean_count for loss in losses[:1]), *losses[1:]]
         if self._guarded is None:
-            updated = (yield from self._update.run(losses, ask() + ends)).after(earlier)
+            updated = (yield from self._update.run(losses, ask() + ends, settles=False)).after(earlier)
             return self._averaged(updated) if self._averages else updated
         # The losses are exchanged before any gradient is reduced.
         exchanged = yield from self._update.run(losses, ask() + ends, applies=False)

@@ -61,17 +61,14 @@ class Network:
         self.operands: dict[str, Mapping[int, Tensor]] = {}
         """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
         ready = readiness(self._own.program)
-        self.order = sorted(self._groups, key=lambda group: (ready[group.name].update, ready[group.name].reduce))
-        """The groups, as they are reduced."""
         end = max((at.reduce for at in ready.values()), default=0)
         self.first_reader = {name: next((at for at in of.readers if at < end), 0) for name, of in ready.items()}
         """By group, the first section of a pass that reads its parameters; 0 for those that none reads."""
         self._places: dict[tuple[int, int], ByteArray] = {}  # of messages, by sender and number
-        self._position: dict[int, int] = {}  # of gradients, in the order
-        for position, group in enumerate(self.order):
+        self._complete_at = {name: at.reduce for name, at in ready.items()}
+        for group in self._groups:
             size, dtype, number = sizes[group.name], getattr(torch, group.dtype), self._number[group.name]
             self.operands[group.name] = {of: torch.empty(lengths[group.name], dtype=dtype) for of in self.sources}
-            self._position[2 * number] = position
             for message in self._reduce.received if size else ():
                 self._places[message.source, 2 * number] = byte_array(self.operands[group.name][message.ranks[0]])
             parameter = self._own.region(group, "parameter")
@@ -115,7 +112,7 @@ class Network:
                 if len(message.ranks) > 1:
                     self._sum(group, start, stop)
                 part = byte_array(gradient[start:stop])
-                self._links.send(message.target, number, part, (0, self._position[number]))
+                self._links.send(message.target, number, part, (0, self._complete_at[group.name]))
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""

@@ -197,7 +197,7 @@ class WindowReduce(Communication):
         self._scratch = {name: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, name)) for name in dtypes}
         ready = readiness(window.program)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
-        self._all = [self._work_of(group, ready_at[group.name]) for group in window.network.order if group in groups]
+        self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
         first_reader = window.network.first_reader
         self._by_first_reader = sorted(groups, key=lambda group: first_reader[group.name])
         self._first_readers = [first_reader[group.name] for group in self._by_first_reader]
@@ -238,12 +238,9 @@ class WindowReduce(Communication):
 
     def section_begins(self, stop: int) -> None:
         """Sections up to `stop` run next: wait for the parameters that they read."""
-        if (
-            self._awaited < (upto := bisect_left(self._first_readers, stop, self._awaited))
-            and self._network is not None
-        ):
-            began_s, groups = time.perf_counter(), self._by_first_reader[self._awaited : upto]
-            self._network.wait_for(groups)
+        if self._network is not None and self._awaited < len(self._first_readers):
+            began_s, upto = time.perf_counter(), bisect_left(self._first_readers, stop, self._awaited)
+            self._network.wait_for(self._by_first_reader[self._awaited : upto])
             self._awaited, self.waited_in_pass_s = upto, self.waited_in_pass_s + time.perf_counter() - began_s
 
     def section_done(self, count: int) -> None:
@@ -255,10 +252,7 @@ class WindowReduce(Communication):
                 break  # other replicas of the node have not completed the group
             self._send(incomplete.pop())
         # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
-        network = self._network
-        while len(self._pending) > len(incomplete) and (
-            network is None or network.has_received(self._pending[-1].group)
-        ):
+        while len(self._pending) > len(incomplete) and self._has_received(self._pending[-1]):
             self._complete(self._pending.pop())
         self._in_pass_s += time.perf_counter() - began_s
 
@@ -284,6 +278,9 @@ class WindowReduce(Communication):
     def hidden_s(self) -> float:
         """Seconds of communication during the pass, in this step."""
         return self._in_pass_s - self._updated_in_pass_s
+
+    def _has_received(self, work: _Work) -> bool:
+        return self._network is None or self._network.has_received(work.group)
 
     def _send(self, work: _Work) -> None:
         if self._network is not None:
