@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from sambasim.commands.compile import named_in
+from sambasim.commands.compile import Stopwatch, named_in
 from sambasim.compiler.build import Built
 from sambasim.compiler.capture.step import Example, Losses
 from sambasim.compiler.compile import assemble, capture_model
@@ -31,8 +31,10 @@ def compile_from_options(options: CompileOptions, captured_as: str | None = None
     """What `options` name. All options that differ only in optimizer, parallelism and passes share one capture, also
     under several names if they are `captured_as` one."""
     built, model, notices = _captured(options.model_copy(update={"pef_name": captured_as or options.name}))
-    done = assemble(built, model, options)
-    return replace(done, notices=(*notices, *done.notices))
+    watch = Stopwatch(lambda phase: None)
+    done = assemble(built, model, options, watch.begin)
+    watch.end()
+    return replace(done, notices=(*notices, *done.notices), phases_s=watch.phases_s)
 
 
 def _captured(options: CompileOptions) -> _Captured:

@@ -97,6 +97,7 @@ class Window(GradientSync):
         self.observed += [self.flags, self.network]
         if self.network.sources:
             self.network.connect()
+            self.title = _TITLE.replace(")", "; between nodes TCP)")
         self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         self._losses_of_all: Callable[[], Shared] | None = None
         training = self.program.training
