@@ -90,7 +90,7 @@ def _for_message(tensor: Tensor) -> tuple[Any, ...]:
     """The pickled form: to open shared memory, as torch's does, takes as long as to read `_MESSAGE_BYTES`."""
     is_plain = tensor.layout is torch.strided and not tensor.requires_grad and not tensor.is_complex()
     if not is_plain or tensor.nbytes > _MESSAGE_BYTES:
-        return reduce_tensor(tensor)  # type: ignore[no-any-return, no-untyped-call]  # of torch
+        return reduce_tensor(tensor)  # type: ignore[no-any-return, no-untyped-call]  # torch gives it no types
     return _received, (tensor.contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype, tensor.shape)
 
 

@@ -6,7 +6,6 @@ as they are updated. Gradients go first, then parameters in the order in which t
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -83,17 +82,10 @@ class Network:
         self._asked: Counter[int] = Counter()  # steps that they were expected in
         self._came: Counter[int] = Counter()
         targets = {message.target for message in (*self._reduce.sent, *self._gather.sent)}
-        self._peers = targets | {source for source, _ in self._places}
-
-    @cached_property
-    def _links(self) -> Links:
-        links = Links(self._communicator, sorted(self._peers), self._places, self._arrived)
-        self._communicator.at_close(links.close)
-        return links
-
-    def connect(self) -> None:
-        """Collective."""
-        self._links  # noqa: B018
+        if self.sources:
+            peers = targets | {source for source, _ in self._places}
+            self._links = Links(communicator, sorted(peers), self._places, self._arrived)
+            communicator.at_close(self._links.close)
 
     def begin_step(self, groups: Collection[ParameterGroup]) -> None:
         """Gradients of `groups` will come."""

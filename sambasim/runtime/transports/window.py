@@ -96,7 +96,6 @@ class Window(GradientSync):
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]
         if self.network.sources:
-            self.network.connect()
             self.title = _TITLE.replace(")", "; between nodes TCP)")
         self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         self._losses_of_all: Callable[[], Shared] | None = None
