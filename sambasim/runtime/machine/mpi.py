@@ -204,7 +204,7 @@ class MpiCommunicator(Communicator):
             if (mapping := second_mapping(part)) is not None:
                 parts[local_rank], unmap = mapping
                 self._held.callback(unmap)
-                if local_rank == self.local_rank:
+                if local_rank == self.local_rank and touched is None:
                     collapse(parts[local_rank], used)
         # Passive access to all parts, until `close`; `Sync` needs it.
         handle.Lock_all(self._mpi.MODE_NOCHECK)

@@ -2,8 +2,9 @@
 and /dev/shm, which the ranks share.
 
 MPI allocates a window that ranks share at any address. So its memory is mapped again at an aligned address, and each
-rank collapses the small pages of its part into huge ones (`MADV_COLLAPSE`, Linux 6.1). Names in /dev/shm are removed
-once all ranks have mapped them, so that the memory is freed however the processes end.
+rank collapses the small pages of its part into huge ones (`MADV_COLLAPSE`, Linux 6.1), which takes seconds for each
+gigabyte: during the first steps. Names in /dev/shm are removed once all ranks have mapped them, so that the memory is
+freed however the processes end.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ import os
 import platform
 import resource
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ Range: TypeAlias = tuple[int, int]  # first and last, exclusive
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2  # of mremap(2)
 _MADV_DONTNEED, _MADV_WIPEONFORK, _MADV_COLLAPSE = 4, 18, 25  # of madvise(2)
 _FAILED = ctypes.c_void_p(-1).value
+_AT_ONCE = 16  # huge pages that one call of madvise collapses
 _MADVISE_CALLS = {"x86_64": 28, "aarch64": 233}  # the number of the system call, by machine
 
 MPI_RESERVE_BYTES = 5 * MIB
@@ -78,19 +81,35 @@ def freeing(parts: Iterable[ByteArray]) -> Callable[[], None]:
     return free
 
 
-def collapse(view: ByteArray, ranges: Iterable[Range]) -> int:
-    """Collapse the small pages in `ranges` of `view` into huge ones. Returns the bytes of the huge pages."""
+def collapse(view: ByteArray, ranges: Iterable[Range], goes_on: Callable[[], bool] = lambda: True) -> int:
+    """Collapse the small pages in `ranges` of `view` into huge ones, while it `goes_on`. Returns their bytes."""
     huge, asked = huge_bytes(), 0
     for start, stop in merged(ranges):
         first = view.ctypes.data + start
         skipped = -first % huge
         length = (stop - start - skipped) // huge * huge
-        if length > 0:
-            begins = view[start + skipped :][:length:huge]
-            begins.max()  # reading allocates a small page: without one, nothing can be collapsed
-            _library().madvise(first + skipped, length, _MADV_COLLAPSE)
-            asked += length
+        for begin in range(0, length, _AT_ONCE * huge):
+            if not goes_on():
+                return asked
+            size = min(length - begin, _AT_ONCE * huge)
+            # Reading allocates a small page: without one, nothing can be collapsed.
+            view[start + skipped + begin :][:size:huge].max()
+            _library().madvise(first + skipped + begin, size, _MADV_COLLAPSE)
+            asked += size
     return asked
+
+
+def collapsing(view: ByteArray, ranges: Iterable[Range]) -> Callable[[], None]:
+    """Begins to `collapse` in a thread; returns what ends it, which has to be called before `view` is unmapped."""
+    ended = threading.Event()
+    thread = threading.Thread(target=collapse, args=(view, ranges, lambda: not ended.is_set()), daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    return end
 
 
 def second_mapping(part: ByteArray) -> tuple[ByteArray, Callable[[], object]] | None:

@@ -18,6 +18,7 @@ from sambasim.ir.types import align
 from sambasim.records.metrics import CollectivesRecord, LeftOutRecord, PathRecord, SizeRecord
 from sambasim.runtime.machine import process
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
+from sambasim.runtime.machine.node_memory import collapse
 from sambasim.runtime.measure import paths as measured_paths
 from sambasim.runtime.measure.paths import ELEMENT_BYTES, Expected, Measured, Operands, Setting, flat_program
 from sambasim.runtime.values.memory import DeviceMemory
@@ -100,7 +101,8 @@ def _fitting(
                 device_bytes = flat_program(sizes[-1] // ELEMENT_BYTES).device_bytes
                 # On one node the second half, the operand buffer, stays unused.
                 touched_bytes = device_bytes // 2 if communicator.node_count == 1 else device_bytes
-                window = communicator.allocate_shared(device_bytes, [(0, touched_bytes)])
+                window = communicator.allocate_shared(device_bytes, touched := [(0, touched_bytes)])
+                collapse(window.parts[communicator.local_rank], touched)
         except MachineError as error:
             if len(sizes) == 1:
                 raise

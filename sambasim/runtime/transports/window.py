@@ -92,6 +92,7 @@ class Window(GradientSync):
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
         super().__init__(by_rank[communicator.rank], MessageGroup(communicator))
         self.communicator, self.by_rank = communicator, by_rank
+        communicator.at_close(self.memory.collapsing(_used_ranges(self.program, communicator)))
         self.flags = NodeFlags(communicator, self.program.exchanged)
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
         self.observed += [self.flags, self.network]

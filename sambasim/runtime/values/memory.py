@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +22,7 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
 from sambasim.options.fields import SAVE_SUFFIX
 from sambasim.pef.archive import bytes_of
-from sambasim.runtime.machine.node_memory import ByteArray, freeing, private_storage
+from sambasim.runtime.machine.node_memory import ByteArray, Range, collapsing, freeing, private_storage
 from sambasim.units import first_of
 
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -261,6 +261,10 @@ class DeviceMemory:
         """A function that frees the memory of `region` outside the slice `keep`; it is zeros when used again."""
         flat, (start, stop) = self.region(group, region), keep
         return freeing([byte_array(flat[:start]), byte_array(flat[stop:])])
+
+    def collapsing(self, ranges: Iterable[Range]) -> Callable[[], None]:
+        """Begins to collapse these bytes, of shared memory, into huge pages; returns what ends it."""
+        return collapsing(self._bytes.numpy(), ranges)
 
     @property
     def has_own_parameters(self) -> bool:
