@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -374,10 +375,15 @@ def _way(setup: Setup) -> Way:
 
 
 def _with_weights(setup: Setup, given: Tensors, *, sliced: bool) -> Callable[[DeviceMemory, int], None]:
-    """Fills the memory of a rank; `sliced`: only its slices of the parameters are kept."""
-    weights = {**map_weights(setup.path, setup.document), **given}
+    """Collective. Fills the memory of a rank; `sliced`: only its slices of the parameters are kept. Of the ranks that
+    read the same file the last one checks its bytes: the first one of a node may have most to fill."""
+    status, communicator = setup.path.stat(), setup.communicator
+    file = communicator.node_index, status.st_dev, status.st_ino
+    checks = file not in communicator.all_gather_object(file)[communicator.rank + 1 :]
+    mapped = cache(lambda: {**map_weights(setup.path, setup.document, check=checks), **given})
 
     def fill(memory: DeviceMemory, rank: int) -> None:
+        weights = mapped()
         at, slices = setup.mesh.coordinates(rank), slices_of(memory.program, setup.shards) if sliced else {}
         keep = {name: of_ranks[at[DATA_PARALLEL]] for name, of_ranks in slices.items()}
         place_weights(memory, weights, at, keep)

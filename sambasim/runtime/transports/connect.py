@@ -90,9 +90,9 @@ def open_ranks(
     """Collective. Allocate memory for `ranks`, which this process runs, `fill` it, given the rank, and connect them.
     `mesh`: of the job, if it has other axes than dp. Raises MachineError if there is too little memory."""
     allocated = allocate(program, communicator, way, ranks, mesh)
-    for rank, memory in zip(ranks, allocated.memories, strict=True):
-        fill(memory, rank)
-    communicator.node_barrier()  # another rank may have filled memory that this one reads
+    with communicator.alike():  # another rank may fill memory that this one reads
+        for rank, memory in zip(ranks, allocated.memories, strict=True):
+            fill(memory, rank)
     return connect(communicator, way, allocated, roles, mesh)
 
 
