@@ -110,18 +110,18 @@ def run_command(overrides: tuple[str, ...], output_folder: Path, **flags: object
         os.execv(instead[0], instead)
     if instead is not None:
         raise SystemExit(0)
-    from sambasim.options.given import given_overrides
-    from sambasim.options.run import run_options
+    with shared.kept_imports():
+        from sambasim.commands.run import checked_pef, failure_details, train
+        from sambasim.options.given import given_overrides
+        from sambasim.options.run import run_options
+        from sambasim.runtime.machine.mpi import connect
+        from sambasim.runtime.run.run_observer import print_whole_lines
+        from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, limit_time
+        from sambasim.terminal.progress import RunProgress, RunWarnings
 
     options = run_options(flags, given_overrides(overrides))
     if not (options.inference or options.json_output):  # what these print comes last, and is what was asked for
         survive_closed_stdout()
-
-    from sambasim.commands.run import checked_pef, failure_details, train
-    from sambasim.runtime.machine.mpi import connect
-    from sambasim.runtime.run.run_observer import print_whole_lines
-    from sambasim.runtime.watch.supervisor import StopSignals, Supervisor, limit_time
-    from sambasim.terminal.progress import RunProgress, RunWarnings
 
     launcher, command, screen = find_launcher(), ["sambasim", *sys.argv[1:]], ExitStack()
     if launcher is not None and launcher.world_size != 1:

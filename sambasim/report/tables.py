@@ -5,6 +5,7 @@ A column names a field of the rows, and the unit at the end of that name (`_s`, 
 """
 
 import csv
+import html
 import io
 import itertools
 import json
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 from pydantic import BaseModel, ConfigDict
 from rich.box import SIMPLE_HEAD
@@ -310,4 +310,4 @@ def _svg_text(
     x: float, y: float, words: str, anchor: str = "middle", *, size: int = 12, colour: str = "#000000", turn: str = ""
 ) -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"'
-    return f"<text {place}{turn}>{escape(words)}</text>"
+    return f"<text {place}{turn}>{html.escape(words, quote=False)}</text>"
