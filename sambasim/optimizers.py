@@ -23,11 +23,13 @@ class Fused(NamedTuple):
     """An update by a function of torch, which takes lists of tensors: a fused kernel, or that of a module of
     torch.optim with the same name, which also writes its `numbers`. After parameters and gradients it takes all states,
     and `numbers` by the step, from 1; lists of states that are not kept are empty. Its keywords are the hyperparameters
-    and, if it `asks_for_first`, whether the step is the first."""
+    and, if it `asks_for_first`, whether the step is the first. `rounds_once`: it takes 16 bits, too, computes in
+    float32 and rounds what it stores."""
 
     function: str
     numbers: Mapping[str, NumberOfStep] = MappingProxyType({})
     asks_for_first: bool = False
+    rounds_once: bool = False
 
     @property
     def is_kernel(self) -> bool:
@@ -85,10 +87,18 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         needs={"momentum": "momentum"},
     ),
     "adam": OptimizerEntry(
-        {**_ADAM, "weight_decay": 0.0}, _OF_ADAM, Fused("_fused_adam_", _STEP), torch_name="Adam", needs=_AMSGRAD
+        {**_ADAM, "weight_decay": 0.0},
+        _OF_ADAM,
+        Fused("_fused_adam_", _STEP, rounds_once=True),
+        torch_name="Adam",
+        needs=_AMSGRAD,
     ),
     "adamw": OptimizerEntry(
-        {**_ADAM, "weight_decay": 0.01}, _OF_ADAM, Fused("_fused_adamw_", _STEP), torch_name="AdamW", needs=_AMSGRAD
+        {**_ADAM, "weight_decay": 0.01},
+        _OF_ADAM,
+        Fused("_fused_adamw_", _STEP, rounds_once=True),
+        torch_name="AdamW",
+        needs=_AMSGRAD,
     ),
     "adagrad": OptimizerEntry(
         {"lr": 1e-2, "lr_decay": 0.0, "eps": 1e-10, "weight_decay": 0.0, "maximize": False},

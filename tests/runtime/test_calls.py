@@ -173,3 +173,23 @@ def test_results_that_the_program_keeps_in_float32_are_not_rounded() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_dtypes_call_the_kernel_itself(dtype: str) -> None:
     assert bound("mm.default", [dtype])[0].function is torch.mm
+
+
+@pytest.mark.parametrize(("keys", "computed"), [(16, torch.float32), (2048, torch.bfloat16)])
+def test_the_backward_of_short_attention_is_computed_in_float32(keys: int, computed: torch.dtype) -> None:
+    attention, backward = (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    )
+    query, key, value = (torch.randn(1, 1, length, 16).bfloat16() for length in (4, keys, keys))
+    attended, sums = attention(query, key, value)
+    operands = (query, query, key, value, attended, sums, 0.0, False)
+    values = {name: TensorType("bfloat16", tuple(x.shape)) for name, x in zip("qkv", (query, key, value), strict=True)}
+    node = Node("n", str(backward), tuple(map(Ref, "gqkvos")), (), tuple(values))
+    function = instruction_of(node, Binding(RegisterFile(), values, dict[str, Tensor]().__getitem__)).function
+    with Kernels() as kernels:
+        results = tensors_of(function(*operands))
+    assert computed in kernels.read
+    given = (x.to(computed) if x is not sums and isinstance(x, Tensor) else x for x in operands)
+    expected = backward(*given)
+    assert all(map(torch.equal, results, (gradient.bfloat16() for gradient in expected)))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import TypeAlias
 
 import torch
@@ -107,31 +108,51 @@ def executed_by(work: Work, node: Node, binding: Binding) -> Instruction:
 
 
 def _aten(node: Node, binding: Binding) -> Instruction:
-    """An operator of torch. Products of float16 are computed in float32 and rounded once: torch's float16 kernels for
-    CPUs without such instructions are 4 to 40 times slower (torch 2.13)."""
+    """An operator of torch; computed in float32 and rounded once if torch's kernel for its 16-bit type is slow."""
     instruction = instructions.aten_instruction(node, binding.registers)
-    if OPERATORS[node.operator].flops is None:
-        return instruction
-    types = [None if name is None else binding.values[name].dtype for name in node.results]
-    narrow = frozenset(position for position, dtype in enumerate(types) if dtype == "float16")
-    return replace(instruction, function=partial(_in_float32, instruction.function, narrow)) if narrow else instruction
+    types = [None if name is None else binding.values[name] for name in node.results]
+    for dtype in ("float16", "bfloat16"):
+        narrow = frozenset(at for at, type_ in enumerate(types) if type_ and type_.dtype == dtype)
+        if narrow and is_slow(node.operator, dtype, types):
+            return replace(
+                instruction, function=partial(_in_float32, instruction.function, narrow, getattr(torch, dtype))
+            )
+    return instruction
 
 
-def _in_float32(function: Function, narrow: Collection[int], *operands: object, out: Tensor | None = None) -> object:
-    """Call `function` with float32 for float16, and round the results at the positions `narrow`."""
-    result = function(*map(_widened, operands))
+WIDENED_ATTENTION = 16_384
+"""The most numbers in the keys of a head at which torch's backward of attention is faster in float32 than in bfloat16:
+it takes half of the time at 128 keys of 64, as long at 256, and 1.2 times as long at 512 (torch 2.13, Zen 4)."""
+
+
+def is_slow(operator: str, dtype: str, results: Sequence[TensorType | None]) -> bool:
+    """Whether float32 is faster. Products of float16 on CPUs without such instructions take 4 to 40 times as long
+    (torch 2.13)."""
+    if dtype == "float16":
+        return OPERATORS[operator].flops is not None
+    if operator != "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
+        return False
+    of_head = max(prod(type_.shape[-2:]) for type_ in results if type_)
+    return of_head <= WIDENED_ATTENTION and not torch.cpu._is_amx_tile_supported()
+
+
+def _in_float32(
+    function: Function, narrow: Collection[int], dtype: torch.dtype, *operands: object, out: Tensor | None = None
+) -> object:
+    """Call `function` with float32 for `dtype`, and round the results at the positions `narrow`."""
+    result = function(*(_widened(operand, dtype) for operand in operands))
     if isinstance(result, tuple | list):
         rounds = (at in narrow and isinstance(value, Tensor) for at, value in enumerate(result))
-        return tuple(value.half() if narrowed else value for narrowed, value in zip(rounds, result, strict=True))
+        return tuple(value.to(dtype) if narrowed else value for narrowed, value in zip(rounds, result, strict=True))
     if not isinstance(result, Tensor):
         return result
-    return result.half() if out is None else out.copy_(result)
+    return result.to(dtype) if out is None else out.copy_(result)
 
 
-def _widened(operand: object) -> object:
+def _widened(operand: object, dtype: torch.dtype) -> object:
     if isinstance(operand, list):
-        return list(map(_widened, operand))
-    return operand.float() if isinstance(operand, Tensor) and operand.dtype is torch.float16 else operand
+        return [_widened(item, dtype) for item in operand]
+    return operand.float() if isinstance(operand, Tensor) and operand.dtype is dtype else operand
 
 
 def _reduce_scatter(node: Node, binding: Binding) -> Work:

@@ -1,8 +1,9 @@
 """OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
 
 Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
-group. 16-bit parameters and states are widened to float32, updated, and rounded once: torch's fused SGD for CPUs does
-not change such parameters (torch 2.13). With master weights, their float32 copy is updated, and rounded.
+group. 16-bit parameters and states are widened to float32, updated, and rounded once, where torch has no kernel that
+does so itself: its fused SGD for CPUs does not change such parameters (torch 2.13). With master weights, their float32
+copy is updated, and rounded.
 """
 
 import math
@@ -205,8 +206,9 @@ def narrow_update(
     number, and the element of it at that place."""
     masters, own = states.get(MASTER), {name: state for name, state in states.items() if name != MASTER}
     stored = [parameter] if masters is not None else [parameter, *own.values()]
+    limit = PIECE_ELEMENTS if masters is None else CHUNK_ELEMENTS * torch.get_num_threads()
     while len(scratch) <= len(stored):
-        scratch.append(torch.empty(PIECE_ELEMENTS, dtype=torch.float32))
+        scratch.append(torch.empty(limit, dtype=torch.float32))
 
     def rounded(tensor: int, value: Tensor, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
         to = stored[tensor][a:b]
@@ -216,7 +218,7 @@ def narrow_update(
 
     updates = []
     for (start, number, offset), (stop, *_) in pairwise([*places, (parameter.numel(), 0, 0)]):
-        for a, b in pieces(start, stop, PIECE_ELEMENTS):
+        for a, b in pieces(start, stop, limit):
             gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
             copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
             of_states = dict(zip(own, wide[1:], strict=False))
@@ -353,9 +355,11 @@ class Optimizers:
         parameter = memory.region(group, "parameter")[start:stop]
         names = self._program.optimizers[group.optimizer].states
         states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
-        if divides_exactly(group.dtype):
-            return slice_update(parameter, gradient, states, scalars, divisor=divisor, scales=self._scales_gradients)
         seed, places = None if MASTER in states else self._rounding_seed, [(0, 0, 0)]
+        update, is_bounded = scalars.entry.update, "max_grad_value" in scalars.hyperparameters
+        rounds_once = isinstance(update, Fused) and update.rounds_once and not is_bounded
+        if divides_exactly(group.dtype) or (rounds_once and seed is None and MASTER not in states):
+            return slice_update(parameter, gradient, states, scalars, divisor=divisor, scales=self._scales_gradients)
         if seed is not None:
             parts = parts_of(group, memory.region(group, "parameter"), (start, stop))
             places = [(member.start + offset - start, member.block, offset) for member, offset, _ in parts]
