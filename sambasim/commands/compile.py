@@ -258,8 +258,7 @@ def _model_of(path: Path) -> tuple[str, str] | None:
 
 def _replaced(before: tuple[str, str] | None, path: Path) -> Iterator[str]:
     """A notice if the PEF at `path`, which was that of `before`, is now of another model."""
-    now = _model_of(path)
-    if before is None or now is None:
+    if before is None or (now := _model_of(path)) is None:
         return
     which = 0 if before[0] and now[0] else 1
     if before[which] != now[which]:

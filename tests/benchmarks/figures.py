@@ -21,7 +21,7 @@ from sambasim.options.training import DataOptions, ModelOptions, OptimizerOption
 from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB, MIB, format_bytes
 from tests.benchmarks import workloads
-from tests.benchmarks.measure import Action, Figure, in_turns, run_body, timed
+from tests.benchmarks.measure import Action, Figure, cpu_s, in_turns, run_body, timed
 from tests.benchmarks.planning import plan
 from tests.benchmarks.reading import lengths, reading
 from tests.benchmarks.workloads import GPT2_PADDED, PIPELINED_MICRO_BATCHES, WORKLOADS, ParallelWay, Way, Workload
@@ -218,8 +218,12 @@ def compiling(folder: Path) -> Iterator[Figure]:
     for name, inputs in LARGE_MODELS.items():
         fields = ("optimizer.name=adamw", "data.source=synthetic", f"data.inputs={inputs}")
         command = ("compile", f"transformers:{name}", *each("--set", fields), "-b", "2")
-        ways = {"with": _called(folder, *command), "without": _called(folder, *command, "--check", "0")}
+        both = {"with": command, "without": (*command, "--check", "0")}
+        ways = {way: _called(folder, *argv) for way, argv in both.items()}
         yield Figure(f"compiling {name}, its comparison", "with", "without", "none", in_turns(ways, 1))
+        ways = {way: cpu_s(partial(THIS.call, *argv, folder=folder)) for way, argv in both.items()}
+        goal = "at most 15 s with it" if name == "GPT2LMHeadModel" else "none"
+        yield Figure(f"processor time of compiling {name}", "with", "without", goal, in_turns(ways, 1))
 
 
 def _called(folder: Path, *command: str, check: bool = True) -> Action:
@@ -227,8 +231,9 @@ def _called(folder: Path, *command: str, check: bool = True) -> Action:
 
 
 def start(folder: Path) -> Iterator[Figure]:
-    """Help and refusal against importing torch; the first step against importing torch and MPI on two ranks; an app
-    that loads its PEF and compares one step with PyTorch's, against a plain script that takes one step."""
+    """Help and refusal against importing torch; the first step, and that it begins with GPT-2 small, against importing
+    torch and MPI on two ranks; an app that loads its PEF and compares one step with PyTorch's, against a plain script
+    that takes one step."""
 
     def python(body: str, *launcher: str) -> Action:
         argv = [*launcher, sys.executable, "-c", body]
@@ -242,8 +247,16 @@ def start(folder: Path) -> Iterator[Figure]:
     THIS.call("compile", "--data-parallel", "-ws", "2", folder=folder)
     subject, peer = "sambasim run", "import torch and MPI"
     both = python("import torch; from mpi4py import MPI", mpirun(), "-np", "2")
-    medians = in_turns({subject: partial(_seconds_to_first_step, folder), peer: both}, 5, warm=True)
+    medians = in_turns(
+        {subject: partial(_seconds_to, "step 1/", folder, "digits", "--reduce-on-rdu"), peer: both}, 5, warm=True
+    )
     yield Figure("first step at np 2", subject, peer, "difference at most 2 s", medians)
+    pef = str(compile_workload(workloads.GPT2_SMALL, folder))
+    for sync, flags in {"device": ["--reduce-on-rdu"], "host": []}.items():
+        begins = partial(_seconds_to, "batch ", folder, pef, *flags)  # the last that is printed before
+        medians = in_turns({subject: begins, peer: both}, 5, warm=True)
+        goal = "difference at most 0.5 s"
+        yield Figure(f"GPT-2 small begins its first step, np 2, {sync} sync", subject, peer, goal, medians)
     app = ("app", str(ROOT / "examples" / "sambaflow" / "logistic_regression.py"))
     THIS.call(*app, "compile", "-b", "32", "--pef-name", "app", folder=folder)
     subject, peer = "sambasim app … test", "a plain PyTorch step"
@@ -252,12 +265,13 @@ def start(folder: Path) -> Iterator[Figure]:
     yield Figure("an app's first step", subject, peer, "ratio at most 1", medians)
 
 
-def _seconds_to_first_step(folder: Path) -> Sequence[float]:
-    command = THIS.argv("run", "--reduce-on-rdu", "--no-evaluate", "--steps", "2", "--pef", "digits", np=2)
+def _seconds_to(beginning: str, folder: Path, pef: str, *flags: str) -> Sequence[float]:
+    """From the command to the line with this `beginning`."""
+    command = THIS.argv("run", *flags, "--no-evaluate", "--steps", "2", "--pef", pef, np=2)
     began_s = time.perf_counter()
     with subprocess.Popen(command, cwd=folder, env=THIS.environ(), stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
-            if line.startswith("step 1/"):
+            if line.startswith(beginning):
                 elapsed_s = time.perf_counter() - began_s
         process.wait(timeout=TIMEOUT_S)
     return [elapsed_s]

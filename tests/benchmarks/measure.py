@@ -1,6 +1,7 @@
 """How a figure is taken: candidates in turn, several times, and the median of each."""
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,18 @@ def in_turns(actions: Mapping[str, Action], rounds: int, *, warm: bool = False) 
             values = action()
             found[name] += values if number or not warm else ()
     return {name: statistics.median(values) for name, values in found.items()}
+
+
+def cpu_s(action: Callable[[], object]) -> Action:
+    """Does `action`, and returns the processor seconds of the processes that it has started and that have ended."""
+
+    def measured() -> Sequence[float]:
+        before, _ = os.times(), action()
+        after = os.times()
+        used_s = after.children_user + after.children_system - before.children_user - before.children_system
+        return [used_s]
+
+    return measured
 
 
 def timed(action: Callable[[], object]) -> Action:
