@@ -161,6 +161,21 @@ def steps(folder: Path) -> Iterator[Figure]:
                 yield Figure(f"step of {workload.name}, np {np}", way, peer, goal, medians)
 
 
+def bf16(folder: Path) -> Iterator[Figure]:
+    """Seconds of a step in bfloat16 on one rank, against eager PyTorch with its fused optimizer."""
+    workload, ways = WORKLOADS[0], dict[str, Action]()
+    for name, masters, peer in (("bf16", False, Way.BFLOAT16), ("master weights", True, Way.AUTOCAST)):
+        compile_workload(workload, folder / name, data_parallel=False, dtype="bf16", master_weights=masters)
+        for way in (Way.PLAIN, Way.INDUCTOR, peer):
+            measured = partial(_steps_s, folder / name, workload.name, way, workload.steps, [], 1)
+            ways[way if way is peer else f"{way}, {name}"] = measured
+    medians = in_turns(ways, STEP_ROUNDS)
+    for name, peer in (("bf16", Way.BFLOAT16), ("master weights", Way.AUTOCAST)):
+        plain = f"{Way.PLAIN}, {name}"
+        yield Figure("step of gpt, np 1", plain, peer, "ratio at most 0.95", medians)
+        yield Figure("step of gpt, np 1", f"{Way.INDUCTOR}, {name}", plain, "ratio at most 1", medians)
+
+
 def memory(folder: Path) -> Iterator[Figure]:
     """GPT-2 small at four replicas with AdamW: the sum of the proportional set sizes of all ranks. Then the device
     memory of the rank with the most, against parameters, gradients and states of a whole model."""
@@ -277,5 +292,5 @@ def _seconds_to(beginning: str, folder: Path, pef: str, *flags: str) -> Sequence
     return [elapsed_s]
 
 
-_ALL = (parallel, schedules, start, compiling, steps, lengths, reading, memory, sync, overhead, plan)
+_ALL = (parallel, schedules, start, compiling, steps, bf16, lengths, reading, memory, sync, overhead, plan)
 FIGURES = {measure.__name__: measure for measure in _ALL}

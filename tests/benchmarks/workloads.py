@@ -27,6 +27,10 @@ class Way(StrEnum):
     ALONE = "forward and backward alone"
     """In eager PyTorch, with nothing to sync and no optimizer."""
 
+    BFLOAT16 = "model.bfloat16()"
+    AUTOCAST = "autocast"
+    """Both in eager PyTorch, with its fused optimizer."""
+
 
 class ParallelWay(StrEnum):
     OURS = "sambasim"
@@ -223,8 +227,9 @@ def tokens() -> Dataset[tuple[Tensor, ...]]:
     return TensorDataset(sequences, sequences)
 
 
+_IN_FLOAT32 = (Way.PLAIN, Way.INDUCTOR, Way.DDP, Way.DDP_COMPILED, Way.ALONE)
 WORKLOADS = (
-    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, tuple(Way)),
+    Workload("gpt", gpt, text, 2, "adamw", 1e-4, 20, _IN_FLOAT32),
     Workload("mlp", wide_mlp, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", logistic_regression, images, 1, "sgd", 0.01, 2000),
 )

@@ -35,9 +35,11 @@ from sambasim.ir.graph import Node, Ref, Section, SectionKind
 from sambasim.ir.operators import ASSERTION, OPERATORS, OperatorKind
 from sambasim.ir.types import TensorType
 from sambasim.runtime.engine import instructions
+from sambasim.runtime.engine.handlers import is_slow
 from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
 from sambasim.runtime.engine.pass_code import Route, find_routes, is_plain_view
 from sambasim.runtime.machine.kernels import cpu_kind, find_cpp_compiler, use_inductor_cache
+from sambasim.runtime.values.memory import type_of
 from sambasim.runtime.values.operators import Function, call_of, find_operator, tensors_returned
 
 Fakes: TypeAlias = Mapping[str, Tensor]
@@ -226,17 +228,25 @@ def rebuild(
     values: dict[str, FxArgument] = {name: graph.placeholder(f"input{i}") for i, name in enumerate(inputs)}
     for node in nodes:
         call, is_one = _product(node, fakes, values, graph), True
+        narrow = {name for name in (*node.reads, *node.makes) if fakes[name].dtype is torch.bfloat16}
+        is_widened = bool(narrow) and is_slow(node.operator, "bfloat16", [type_of(fakes[name]) for name in node.makes])
         if call is None:
             operator = find_operator(node.operator)
-            call = call_of(partial(_added, graph, operator), node)(values)
+            wide = {name: _cast(graph, values[name], torch.float32) for name in narrow if is_widened and name in values}
+            call = call_of(partial(_added, graph, operator), node)({**values, **wide})
             is_one = tensors_returned(operator) == 1
         for index, name in enumerate(node.results):
             if name is not None:
                 value = call if is_one else graph.call_function(getitem, (call, index))
+                value = _cast(graph, value, torch.bfloat16) if is_widened and name in narrow else value
                 strides = [*fakes[name].stride()]
                 values[name] = graph.call_function(force_stride_order, (value, strides)) if name in strayed else value
     graph.output(tuple(values[name] for name in outputs))
     return GraphModule({}, graph)
+
+
+def _cast(graph: Graph, value: FxArgument, dtype: torch.dtype) -> torch.fx.Node:
+    return graph.call_function(torch.ops.aten._to_copy.default, (value,), {"dtype": dtype})
 
 
 def _added(graph: Graph, operator: OpOverload, *args: FxArgument, **kwargs: FxArgument) -> torch.fx.Node:

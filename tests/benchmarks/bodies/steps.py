@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.ir.mesh import Mesh
@@ -44,6 +44,10 @@ def measured(communicator: Communicator, folder: Path, name: str, way: str, step
                 parallel = DistributedDataParallel(alone) if communicator.world_size > 1 else alone
                 model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
                 train_eagerly(model, _optimizer(workload, parallel, compiled), batches, clock, steps)
+        case Way.BFLOAT16 | Way.AUTOCAST:
+            torch.manual_seed(0)
+            model = Autocast(workload.model()) if way == Way.AUTOCAST else workload.model().bfloat16()
+            train_eagerly(model, _optimizer(workload, model, True), batches, clock, steps)
         case Way.ALONE:
             keep_freed_memory()  # as a run does
             torch.manual_seed(0)
@@ -62,6 +66,18 @@ def measured(communicator: Communicator, folder: Path, name: str, way: str, step
                 own.finish()
             return {"steps_s": clock.own_steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}
     return {"steps_s": clock.steps_s, "checkpoints_s": []}
+
+
+class Autocast(nn.Module):
+    """The forward of `model` in bfloat16, by PyTorch's autocast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(*inputs)
 
 
 def _report(failure: Failure) -> None:
