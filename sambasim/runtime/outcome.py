@@ -96,6 +96,9 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
     lines += ["evaluations, and so the best, are of the averages of the weights: --save-ema, or Run.ema"] * (
         setup.resolved.ema is not None
     )
+    has_instructions = any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
+    if not has_instructions and any(group.dtype == "bfloat16" for group in program.groups):
+        lines.append("this CPU has no instructions for bfloat16: the PEF may run slower than one compiled for fp32")
     if team.engine.notice is not None:
         lines.append(team.engine.notice)
     if team.sync_name == "device":
