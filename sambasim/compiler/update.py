@@ -246,27 +246,27 @@ def _part(kind: SectionKind, name: str, nodes: Sequence[Node]) -> _Part:
 def _groups(
     program: Program, updates: Sequence[Update], grouping: Grouping, apart: Collection[str]
 ) -> tuple[ParameterGroup, ...]:
-    training, section_of = program.step, dict[str | None, int]()
-    for section, node in training.nodes_in(training.sections):
-        section_of |= dict.fromkeys(node.results, section.index)
-    completed: dict[tuple[int, str, int, bool, int], list[str]] = defaultdict(list)
+    training, made = program.step, dict[str | None, tuple[int, int]]()
+    for number, (section, node) in enumerate(training.nodes_in(training.sections)):
+        made |= dict.fromkeys(node.results, (section.index, number))
+    completed: dict[tuple[int, str, int, bool, int], list[tuple[int, str]]] = defaultdict(list)
     for position, output in enumerate(training.outputs):
         symbol = program.symbols[output.symbol]
         if symbol.kind is SymbolKind.GRADIENT:
             # A gradient that is an input itself (the tangent, say) is there before any section has run.
-            index = section_of.get(output.value, training.sections[0].index)
+            index, number = made.get(output.value, (training.sections[0].index, 0))
             alone = position if grouping == "parameter" or parameter_of(symbol.name) in apart else -1
             optimizer = _optimizer_of(symbol.name, program, updates)
-            completed[index, symbol.type.dtype, optimizer, bool(symbol.cuts), alone].append(symbol.name)
+            completed[index, symbol.type.dtype, optimizer, bool(symbol.cuts), alone].append((number, symbol.name))
     # Blocks of the norm are counted by parameters in the order of symbols, which no partition changes.
-    of_parameter = {parameter_of(gradient): gradient for gradients in completed.values() for gradient in gradients}
+    of_parameter = {parameter_of(gradient): gradient for of in completed.values() for _, gradient in of}
     in_order = [of_parameter[name] for name in program.symbols if name in of_parameter]
     blocks = (norm_blocks(program.symbols[name].type.numel) for name in in_order)
     first_block = dict(zip(in_order, accumulate(blocks, initial=0), strict=False))
     groups = []
     for number, ((_, dtype, optimizer, _, _), gradients) in enumerate(sorted(completed.items())):
         members, start = [], 0
-        for gradient in gradients:
+        for _, gradient in sorted(gradients):  # as they are completed: see `ir/pieces.py`
             numel = program.symbols[gradient].type.numel
             members.append(Member(parameter_of(gradient), gradient, start, numel, first_block[gradient]))
             start = align(start + numel, ALIGNMENT_ELEMENTS)

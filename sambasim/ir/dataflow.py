@@ -141,21 +141,21 @@ def is_clipped(program: Program) -> bool:
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """After how many sections of a pass a group's gradients are complete, and its parameters read no more; and which
-    sections read them, ascending. Their number stands for the time after the pass."""
+    sections read them, ascending. Their number stands for the time after the pass. Or the same in nodes."""
 
     reduce: int
     update: int
     readers: tuple[int, ...] = ()
 
 
-def readiness(program: Program) -> Mapping[str, Readiness]:
-    """For each group, by name. One more than a pass has sections means: when the whole pass has ended."""
+def readiness(program: Program, *, by_node: bool = False) -> Mapping[str, Readiness]:
+    """For each group, by name. One more than a pass has sections, or nodes, means: when the whole pass has ended."""
     training = program.training
     if training is None:
         return {group.name: Readiness(1, 1) for group in program.groups}
     sections, _ = pass_and_update(training)
-    made, read = _usage(training, sections, program)
-    end = len(sections) + 1
+    end = (sections[-1].stop if by_node and sections else len(sections)) + 1
+    made, read = _usage(training, sections, program, end, by_node=by_node)
     ready = {}
     for group in program.groups:
         names = {member.gradient for member in group.members}
@@ -166,14 +166,17 @@ def readiness(program: Program) -> Mapping[str, Readiness]:
     return ready
 
 
-def _usage(graph: Graph, sections: Sequence[Section], program: Program) -> tuple[dict[str, int], dict[str, list[int]]]:
-    """After how many sections each value is made, and each input has been read, by a view of it too."""
+def _usage(
+    graph: Graph, sections: Sequence[Section], program: Program, end: int, *, by_node: bool
+) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """After how many sections or nodes each value is made, and each input has been read, by a view of it too. Outputs
+    are read at the `end`."""
     types = graph.types(program.symbols)
     aliases = {name: {name} for name in graph.inputs}  # by value, the inputs whose memory it may share
     made: dict[str, int] = {}
     read: dict[str, list[int]] = defaultdict(list)
-    for section, node in graph.nodes_in(sections):
-        position = section.index + 1
+    for number, (section, node) in enumerate(graph.nodes_in(sections), start=1):
+        position = number if by_node else section.index + 1
         for name in set().union(*(aliases.get(operand, ()) for operand in node.reads)):
             read[name].append(position)
         for result in node.makes:
@@ -182,9 +185,9 @@ def _usage(graph: Graph, sections: Sequence[Section], program: Program) -> tuple
             if node.operator in _MAY_BE_LEFT_OUT:
                 shared = tuple(name for name in node.reads if types[name] == types[result])
             aliases[result] = set().union(*(aliases.get(name, ()) for name in shared))
-    for output in graph.outputs:  # outputs are read after the pass
+    for output in graph.outputs:
         for name in aliases.get(output.value, ()):
-            read[name].append(len(sections) + 1)
+            read[name].append(end)
     return made, read
 
 

@@ -278,17 +278,16 @@ def whole_tensors(setup: Setup, team: Team) -> Callable[[str], Tensor]:
     """A collective function: on rank 0, the whole tensor of a symbol in replica 0; an empty one on other ranks."""
     team.settle()
     nothing, pipelined = torch.empty(0), setup.program.schedule is not None
-    sliced = dict(setup.program.optimizer_states)
+    sliced = {*setup.program.optimizer_states}
     if team.keeps_slices:
-        for group in setup.program.groups:
-            sliced |= {member.parameter: (group, member, "parameter") for member in group.members}
+        sliced |= {member.parameter for group in setup.program.groups for member in group.members}
 
     def tensor_of(name: str) -> Tensor:
         cuts = setup.program.symbols[name].cuts
         parts: list[Tensor | None] = []
         for replica in team.first:
             if name in sliced and name in replica.memory.program.symbols:
-                parts.append(replica.transport.sync.whole_state(*sliced[name]))
+                parts.append(replica.transport.sync.whole(name))
             elif name in replica.memory.program.symbols:
                 parts.append(replica.memory.tensor(name))
         if (cuts or pipelined) and team.hub is None:

@@ -64,7 +64,7 @@ def test_a_gradient_that_its_operator_masks_is_refused() -> None:
     results, stores = (None, 0), ((0, place),)
     masked = Instruction(mask, lambda: (torch.zeros(2), None), (), returned=2, results=results, stores=stores)
     with pytest.raises(PefError, match="does not return the 2 tensors that the PEF states"):
-        list(generate([Unit((), (masked,))], {}, reports=False).run([None], None))
+        list(generate([Unit((), (masked,), 1)], {}, reports=False).run([None], None))
     assert place.tolist() == [1.0, 1.0]
 
 
@@ -168,7 +168,7 @@ def test_a_communication_finishes_where_its_result_is_read() -> None:
         *(logged("sum_a", log, 0, 1, (0,)), logged("independent", log, 7, 2), logged("reader", log, 1, 3)),
         *(logged("sum_b", log, 3, 4), logged("other", log, 7, 5), logged("sum_c", log, 5, 6)),
     )
-    units = [Unit((FORWARD,), first), Unit((replace(FORWARD, index=1),), (logged("last", log, 7, 8),))]
+    units = [Unit((FORWARD,), first, 1), Unit((replace(FORWARD, index=1),), (logged("last", log, 7, 8),), 2)]
     code = generate(units, waited, reports=True)
     registers: list[object] = [0, *[None] * 6, 7, None]
     assert code.yields
@@ -192,7 +192,7 @@ def test_what_fails_in_a_communication_or_a_report_is_told_apart() -> None:
 
     communication = replace(logged("sum", log, 0, 1), function=fails)
     for instructions, error in (((communication, logged("next", log, 2, 3)), MachineError), ((), MemoryError)):
-        code = generate([Unit((FORWARD,), instructions)], defaultdict(float), reports=True)
+        code = generate([Unit((FORWARD,), instructions, 1)], defaultdict(float), reports=True)
         with pytest.raises(error, match="broken"):
             list(code.run([None] * 4, fails))
 

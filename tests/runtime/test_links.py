@@ -1,9 +1,13 @@
 """Connections of device sync: two ranks, which here are threads of one process."""
 
 import socket
+import struct
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +19,7 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.transports import links
 from sambasim.runtime.transports.links import Links
+from sambasim.runtime.watch.watchdog import is_wait
 
 T = TypeVar("T")
 
@@ -116,17 +121,49 @@ def test_a_rank_that_waits_hears_of_an_end(ends: tuple[End, End]) -> None:
         there.links.wait_for(lambda: False)
 
 
-def test_a_stranger_is_sent_away() -> None:
+def test_the_watchdog_sees_that_a_rank_waits(ends: tuple[End, End]) -> None:
+    def wait() -> None:
+        with suppress(PeerError):
+            ends[1].links.wait_for(lambda: False)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    deadline_s = time.monotonic() + 20
+    while not is_wait(sys._current_frames().get(waiting.ident or 0)):
+        assert time.monotonic() < deadline_s
+    ends[0].links.close()
+    waiting.join(20)
+
+
+def _resets(stranger: socket.socket) -> None:
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
+
+
+STRANGERS: dict[str, Callable[[socket.socket], object]] = {
+    "another token": lambda stranger: stranger.sendall(bytes(24)),
+    "too little": lambda stranger: stranger.sendall(bytes(5)),
+    "an end": lambda stranger: stranger.shutdown(socket.SHUT_WR),
+    "a reset": _resets,
+}
+
+
+@pytest.mark.parametrize("does", STRANGERS)
+def test_a_stranger_is_sent_away(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_GREETING_S", 0.1)
     strangers: list[socket.socket] = []
 
     def visit(given: dict[int, Any]) -> None:
         if isinstance(given[1], tuple):  # rank 1 listens, and rank 0 has not connected yet
             strangers.append(socket.create_connection(given[1]))
-            strangers[0].sendall(bytes(24))
+            STRANGERS[does](strangers[0])
 
     here, there = connected(Table(visitor=visit))
-    strangers[0].settimeout(20)
-    assert strangers[0].recv(1) == b""
+    if strangers[0].fileno() >= 0:
+        strangers[0].settimeout(20)
+        with suppress(ConnectionResetError):
+            assert strangers[0].recv(1) == b""
+        strangers[0].close()
     there.may_read.set()
     here.links.send(1, 2, np.ones(SIZE, np.uint8), (0, 0))
     there.links.wait_for(lambda: there.came == [2])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sambasim.errors import InternalError
-from sambasim.ir.dataflow import pass_and_update, spans_of_actions
+from sambasim.ir.dataflow import pass_and_update, readiness, spans_of_actions
 from sambasim.ir.graph import Graph, Output, SectionKind
 from sambasim.ir.mesh import PIPELINE
 from sambasim.ir.operators import OPERATORS
@@ -131,6 +131,7 @@ class Executor:
                 initial[number] = tensor_of(name)
         self._kept_storages = {tensor.untyped_storage().data_ptr() for tensor in initial if isinstance(tensor, Tensor)}
         self._shares_memory: dict[int, bool] = {}
+        self._nodes_before = [0, *(section.stop for section in self.sections)]
         ranges = spans_of_actions(self.sections)
         if schedule is None:  # the whole graph is one stage, whatever its sections say
             forward = sum(section.kind is SectionKind.FWD for section in self.sections)
@@ -159,15 +160,18 @@ class Executor:
         if observer is not None:
             lowered = [op and replace(op, function=observer.bind(self._rank, op.node, op.function)) for op in lowered]
         if engine is None:
-            of_sections = [(section, lowered[section.start : section.stop]) for section in self.sections]
-            units = [Unit((section,), tuple(filter(None, instructions))) for section, instructions in of_sections]
+            ready = readiness(program, by_node=True).values() if graph is program.training else ()
+            moments = {at for of in ready for at in (of.reduce, of.update, *of.readers[:1])}
+            ending = {section.stop: (section,) for section in self.sections}
+            stops = sorted({*ending, *(at for at in moments if 0 < at < len(nodes))})
+            parts = [(stop, tuple(filter(None, lowered[start:stop]))) for start, stop in pairwise([0, *stops])]
+            units = [Unit(ending.get(stop, ()), instructions, stop) for stop, instructions in parts]
         else:
             types = {name: program.symbols[name].type for name in graph.inputs}
             units = engine.lower(lowered, nodes, self.sections, self._registers, keep, types)
         in_one_piece = schedule is None or schedule.backward_in_one_piece
-        ends = [unit.sections[-1].index + 1 for unit in units if unit.sections]
-        self._next_end = dict(pairwise([0, *ends]))
-        """By number of sections that have run, that after the next unit."""
+        self._next_end = dict(pairwise([0, *(unit.stop for unit in units)]))
+        """By number of nodes that have run, that after the next unit."""
         self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
 
     def _bound(
@@ -243,9 +247,10 @@ class Executor:
             adds, ends_step = accumulate or number > 0, last and number == len(batches) - 1
             self._overlapping = overlapping if ends_step and self._keeps_order else ()
             reports = self.observer is not None or bool(self._overlapping)
-            code = self._code[span.start, span.stop, adds, ends_step, reports]
+            start, stop = self._nodes_before[span.start], self._nodes_before[span.stop]
+            code = self._code[start, stop, adds, ends_step, reports]
             if reports:
-                self._section_begins(span.start)
+                self._next_unit(start)
                 self._began_ns = perf_counter_ns()
             yield from code.run(live, self._ended, self._held_inputs)
             self._take(span.outputs, live, outputs.setdefault(number, {}))
@@ -266,17 +271,18 @@ class Executor:
         return held if isinstance(held, Tensor) else None
 
     def _ended(self, unit: Unit) -> None:
-        if self.observer is not None:
+        if self.observer is not None and unit.sections:
             self.observer.sections_end(self._rank, unit.sections, self._began_ns)
-        count = unit.sections[-1].index + 1
         for overlapped in self._overlapping:
-            overlapped.section_done(count)
-        self._section_begins(count)
-        self._began_ns = perf_counter_ns()
+            overlapped.nodes_done(unit.stop)
+        self._next_unit(unit.stop)
+        if unit.sections:
+            self._began_ns = perf_counter_ns()
 
-    def _section_begins(self, count: int) -> None:
+    def _next_unit(self, count: int) -> None:
+        """That after `count` nodes begins."""
         for overlapped in self._overlapping:
-            overlapped.section_begins(self._next_end.get(count, count))
+            overlapped.nodes_begin(self._next_end.get(count, count))
 
     def _take(self, places: Sequence[tuple[str, int]], live: Registers, outputs: dict[str, Tensor]) -> None:
         """Add the tensors at `places` to `outputs`; copied if they share memory with a symbol."""

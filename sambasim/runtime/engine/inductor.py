@@ -305,7 +305,7 @@ class Inductor:
             lowered.append(instructions.instruction_for(node, compiled[step], operands, registers, returned=0))
         freeing = iter(instructions.free_after_use(lowered, keep, registers))
         of_units = [tuple(filter(None, islice(freeing, len(steps)))) for steps in planned]
-        return [Unit(sections, instructions) for sections, instructions in zip(units, of_units, strict=True)]
+        return [Unit(part, instructions, part[-1].stop) for part, instructions in zip(units, of_units, strict=True)]
 
     def _compile(
         self, regions: Sequence[Region], nodes: Sequence[Node], inputs: Mapping[str, TensorType]

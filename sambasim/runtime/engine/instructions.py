@@ -35,10 +35,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Instructions that run together, communications with their ends, and the sections that have run then."""
+    """Instructions that run together, the sections that end with them (none with the first parts of a section), and how
+    many nodes of the graph have run then."""
 
     sections: tuple[Section, ...]
     instructions: tuple[Instruction, ...]
+    stop: int
 
 
 class RegisterFile:

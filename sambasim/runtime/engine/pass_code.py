@@ -74,7 +74,7 @@ def is_plain_view(node: Node) -> bool:
 
 
 Key: TypeAlias = tuple[int, int, bool, bool, bool]
-"""Of code: its first section, and the one behind the last; whether it adds to gradients instead of writing them, runs
+"""Of code: how many nodes have run before and after it; whether it adds to gradients instead of writing them, runs
 what only the last pass of a step runs, and reports the ends of sections."""
 
 
@@ -101,7 +101,7 @@ class PassCode(dict[Key, Code]):
 
     def __missing__(self, key: Key) -> Code:
         start, stop, adds, is_last, reports = key
-        units = [unit for unit in (self._units if adds else self._writing) if start <= unit.sections[0].index < stop]
+        units = [unit for unit in (self._units if adds else self._writing) if start < unit.stop <= stop]
         if not is_last:
             kept = [tuple(done for done in unit.instructions if not ends_step(done.node)) for unit in units]
             units = [replace(unit, instructions=left) for unit, left in zip(units, kept, strict=True)]

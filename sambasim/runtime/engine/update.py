@@ -36,7 +36,7 @@ def _lower_update(sections: Sequence[Section], nodes: Sequence[Node], binding: B
             begun.append(instruction)
         ended = [section for section in left if section.stop <= reached]
         if ended:
-            units.append(Unit(tuple(ended), tuple(begun)))
+            units.append(Unit(tuple(ended), tuple(begun), reached))
             begun, left = [], left[len(ended) :]
     return units
 
@@ -117,7 +117,7 @@ class Update:
         is_alone = transport.mesh.world_size == transport.sync.group.size == 1
         node, communication = Node("end_of_step", "comm.end_of_step"), None if is_alone else end
         exchange = Instruction(node, end.finish, (), 1, (self._shared,), stores=(), communication=communication)
-        self._end = Unit((), (exchange,))
+        self._end = Unit((), (exchange,), len(graph.nodes))
         self._initial = registers.initial
         self._codes: dict[tuple[bool, bool], Code] = {}
         communications = (instruction.communication for unit in self._units for instruction in unit.instructions)
@@ -187,6 +187,6 @@ class Update:
         return Updated(losses, logged, request, norm, exposed_s, hidden_s, began_ns, waited_s, applied)
 
     def _ended(self, unit: Unit) -> None:
-        if self._detailed is not None:
+        if self._detailed is not None and unit.sections:
             self._detailed.sections_end(self._transport.rank, unit.sections, self._began_ns)
         self._began_ns = perf_counter_ns()

@@ -196,8 +196,8 @@ class RunDigests(StepRecorder):
         """Collective. Write a line for each replica: its values, then the symbols of `kinds` in its memory, and on rank
         0 the whole optimizer states."""
         states = []
-        for name, place in self._setup.program.optimizer_states.items():
-            whole = self._team.transport.sync.whole_state(*place)  # each rank may have a slice
+        for name in self._setup.program.optimizer_states:
+            whole = self._team.transport.sync.whole(name)  # each rank may have a slice
             if whole is not None and self._setup.is_first:
                 states.append(digested(Seen("state", name), whole))
         kept = seen_in_memory(self._setup.program, *kinds)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +12,7 @@ from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import DataError, InternalError, MachineError, OptionError, PefError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
+from sambasim.ir.pieces import in_pieces
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.options.fields import BuildFields
@@ -31,6 +32,7 @@ from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.host import Roles, roles_of
 from sambasim.runtime.transports.in_process import Hub
+from sambasim.runtime.transports.network import PIECE_BYTES
 from sambasim.runtime.values.memory import DeviceMemory, Tensors, place_weights, slices_of
 from sambasim.runtime.values.operators import check_operators
 from sambasim.runtime.values.optimizers import Arguments, Optimizers, bind_arguments
@@ -323,7 +325,10 @@ def assemble(
     communicator, options, way = setup.communicator, setup.options, _way(setup)
     mesh = setup.mesh if copy_mesh(setup.program.mesh).world_size > 1 else None
     in_parts = way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1
-    graphs = Graphs(setup.path, setup.document, setup.resolved, in_slices if in_parts else as_it_is)
+    change = in_slices if in_parts else as_it_is
+    if way is Way.DEVICE and communicator.node_count > 1:
+        change = partial(in_pieces, limit_bytes=PIECE_BYTES)
+    graphs = Graphs(setup.path, setup.document, setup.resolved, change)
     program = graphs.program
     fill = _with_weights(setup, weights, sliced=way is Way.HOST and program.zero == 3)
     transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)

@@ -102,9 +102,9 @@ class _Memory:
             place_inputs(memory, self._parts(inputs, rank))
 
     def meet(self) -> None:
-        """Wait for the other replicas of the node, if they share what `write` writes."""
+        """Wait for the other replicas, if they share what `write` writes, or still receive it from this node."""
         if self.is_sliced:
-            self._communicator.node_barrier()
+            self._communicator.barrier()
 
     def write(self, name: str, value: Tensor) -> None:
         """Set `name` to `value`; the first process of a node writes what it shares. Call `meet` before and after."""

@@ -3,6 +3,7 @@ axis, in which values travel; `GradientSync`, by which a rank syncs gradients wi
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Generic, NamedTuple, TypeAlias, final
 
 from torch import Tensor
@@ -179,7 +180,18 @@ class GradientSync(ABC):
     def end_of_step(self) -> Shared:
         """Collective. Ends a step: all replicas see all updates. Returns what all ranks along dp have offered."""
 
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        """Collective. On rank 0, `state` of one parameter, flat, whoever updates its slices; None on other ranks."""
-        own = self.memory.region(group, state)[member.start : member.start + member.numel]
+    def whole(self, name: str) -> Tensor | None:
+        """Collective. On rank 0, the trained parameter or optimizer state `name`, flat, whoever updates its slices;
+        None on other ranks."""
+        return self._whole(*self._places[name])
+
+    @cached_property
+    def _places(self) -> Mapping[str, tuple[ParameterGroup, Member, str]]:
+        members = ((group, member) for group in self.program.groups for member in group.members)
+        return {member.parameter: (group, member, "parameter") for group, member in members} | (
+            self.program.optimizer_states
+        )
+
+    def _whole(self, group: ParameterGroup, member: Member, region: str) -> Tensor | None:
+        own = self.memory.region(group, region)[member.start : member.start + member.numel]
         return own if self.replica == 0 else None

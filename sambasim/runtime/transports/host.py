@@ -86,10 +86,10 @@ class Host(GradientSync):
     def _all_parameters(self) -> Exchange:
         return self._observed(all_gather(self.program.groups, self.places))
 
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
+    def _whole(self, group: ParameterGroup, member: Member, region: str) -> Tensor | None:
         if self.replicated:
-            return super().whole_state(group, member, state)
-        own = {self.replica: self.memory.region(group, state)}
+            return super()._whole(group, member, region)
+        own = {self.replica: self.memory.region(group, region)}
         return collect(self.places.communicator, own, self.slices[group.name], member)
 
     def _observed(self, communication: C) -> C:

@@ -20,13 +20,26 @@ from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.machine.process import INTERFACE_KEY, outside_address
 from sambasim.units import KIB
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _GREETING_S = 30.0, 5.0
 _UNSENT_BYTES = 256 * KIB
 """What the kernel keeps of messages beside what is under way: behind it, an urgent message waits."""
+_SENT_BYTES = 46_000
+"""Of one packet before it is segmented: traffic shapers (tbf with a burst of 64 KiB) take longer ones apart, which
+costs 9 us of processor time for each 1,448 bytes."""
+_READ_BYTES = 16 * KIB
+"""A thread that receives is woken for so many bytes, and not for each packet."""
 _HEAD = struct.Struct("=q")  # the number of a message
-_TOKEN_BYTES = 16
+_TOKEN_BYTES, _RANK_BYTES = 16, 8
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES),
+    # A host that is cut off ends the connection after 300 s, also while nothing is sent.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 300_000),
+)
 
-Urgency: TypeAlias = tuple[int, int]  # the smallest goes first
+Urgency: TypeAlias = tuple[int, ...]  # the smallest goes first
 
 
 class Links:
@@ -42,8 +55,9 @@ class Links:
         arrived: Callable[[int], object],
     ) -> None:
         self.changed = threading.Condition()
-        self._places, self._arrived, self._ended = places, arrived, ""
-        rank, own = communicator.rank, communicator.rank.to_bytes(8, "little")
+        self._places, self._arrived = places, arrived
+        self._ended: PeerError | None = None
+        rank, own = communicator.rank, communicator.rank.to_bytes(_RANK_BYTES, "little")
         address, interface = outside_address(communicator.host_name)
         # Whoever can reach the port must also know the token.
         token = communicator.broadcast_object(secrets.token_bytes(_TOKEN_BYTES))
@@ -58,23 +72,22 @@ class Links:
                         self._sockets[peer].sendall(token + own)
                     while len(self._sockets) < len(peers):
                         connection, _ = listener.accept()
-                        connection.settimeout(_TIMEOUT_S)
-                        said = connection.recv(_TOKEN_BYTES + len(own), socket.MSG_WAITALL)
-                        if secrets.compare_digest(said[:_TOKEN_BYTES], token):
-                            self._sockets[int.from_bytes(said[_TOKEN_BYTES:], "little")] = connection
-                        else:
+                        if (greeting := _greeting_of(connection, token)) is None:
                             connection.close()
+                        else:
+                            self._sockets[greeting] = connection
                 except OSError as error:
                     where = f"rank {rank} on host {communicator.host_name}, at {address}"
                     what = f"device sync cannot connect the hosts: {error.strerror or error}"
-                    remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …"
-                    raise MachineError(what, where=where, remedy=f"{remedy}; or leave out --reduce-on-rdu") from error
+                    remedy = f"name the network interface that connects them: {INTERFACE_KEY}=eth0 mpirun …; "
+                    remedy += "let TCP through between the hosts; or leave out --reduce-on-rdu"
+                    raise MachineError(what, where=where, remedy=remedy) from error
         self._threads: list[threading.Thread] = []
         self._senders = {peer: _Sender(connection) for peer, connection in self._sockets.items()}
         for peer, connection in self._sockets.items():
             connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            for option in _OPTIONS:
+                connection.setsockopt(*option)
             for work in (self._senders[peer].run, lambda at=(peer, connection): self._receive(*at)):
                 self._threads.append(threading.Thread(target=work, daemon=True))
                 self._threads[-1].start()
@@ -86,12 +99,12 @@ class Links:
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until what `arrived` changes fulfils the `condition`. Raises PeerError if a connection has ended."""
         with self.changed:
-            self.changed.wait_for(lambda: condition() or bool(self._ended))
-            if not condition():
-                raise PeerError(self._ended)
+            self.changed.wait_for(lambda: condition() or self._ended is not None)
+            if not condition() and self._ended is not None:
+                raise self._ended
 
     def close(self) -> None:
-        self._ended = "this rank has closed its connections"
+        self._ended = PeerError("this rank has closed its connections")
         for peer, connection in self._sockets.items():
             self._senders[peer].close()
             with suppress(OSError):  # the peer was faster
@@ -113,13 +126,35 @@ class Links:
                     self.changed.notify_all()
         except OSError as error:
             with self.changed:
-                self._ended = self._ended or f"the connection to rank {peer} has ended: {error}"
+                self._ended = self._ended or PeerError(f"the connection to rank {peer} has ended: {error}", rank=peer)
                 self.changed.notify_all()
         finally:
             connection.close()
 
 
-def _read(connection: socket.socket, left: memoryview) -> None:
+def _greeting_of(connection: socket.socket, token: bytes) -> int | None:
+    """The rank of the job that has connected; None for a stranger."""
+    said = memoryview(bytearray(_TOKEN_BYTES + _RANK_BYTES))
+    connection.settimeout(_GREETING_S)
+    try:
+        _fill(connection, said)
+    except OSError:
+        return None
+    return int.from_bytes(said[_TOKEN_BYTES:], "little") if secrets.compare_digest(said[:_TOKEN_BYTES], token) else None
+
+
+def _read(connection: socket.socket, place: memoryview) -> None:
+    rest = len(place)
+    if rest > 2 * _READ_BYTES:
+        # Never more than what must still come: the thread would not be woken.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _READ_BYTES)
+        _fill(connection, place[:-_READ_BYTES])
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        rest = _READ_BYTES
+    _fill(connection, place[-rest:])
+
+
+def _fill(connection: socket.socket, left: memoryview) -> None:
     while left:
         if not (read := connection.recv_into(left, len(left), socket.MSG_WAITALL)):
             raise ConnectionError("that rank has closed it")
@@ -150,7 +185,6 @@ class _Sender:
                     if not self._waiting:
                         return
                     _, _, number, buffer = heapq.heappop(self._waiting)
-                head = _HEAD.pack(number)
-                if (sent := self._connection.sendmsg([head, buffer.data])) < len(head):
-                    self._connection.sendall(head[sent:])
-                self._connection.sendall(buffer.data[max(0, sent - len(head)) :])
+                self._connection.sendall(_HEAD.pack(number), socket.MSG_MORE)
+                for at in range(0, buffer.nbytes, _SENT_BYTES):
+                    self._connection.sendall(buffer.data[at : at + _SENT_BYTES], socket.MSG_EOR)

@@ -1,7 +1,7 @@
 """Messages of device sync between nodes, from device memory to device memory: those that `collectives` lists.
 
 They travel while the rank computes: gradients of a group once its node has completed them, and its parameters as soon
-as they are updated. Gradients go first, then parameters in the order in which the next pass reads them.
+as they are updated. First go those of the earlier step, then gradients, then parameters as the next pass reads them.
 """
 
 from collections import Counter
@@ -18,11 +18,16 @@ from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import ByteArray
+from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import Slices
 from sambasim.runtime.transports.links import Links
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
+from sambasim.units import MIB
+
+PIECE_BYTES = MIB
+"""Between nodes, gradients are sent in pieces of at most so many bytes, or one parameter."""
 
 
 def scattered(node_of: Sequence[int]) -> list[str]:
@@ -57,14 +62,15 @@ class Network:
         sizes = {group.name: lengths[group.name] * DTYPE_BYTES[group.dtype] for group in self._groups}
         self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
         """By group, the bytes of gradients that this rank receives."""
+        if self.sources:
+            check_node_memory(communicator, sum(self.incoming_bytes.values()), "the gradients from other nodes")
         self.operands: dict[str, Mapping[int, Tensor]] = {}
         """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
-        ready = readiness(self._own.program)
+        ready = readiness(self._own.program, by_node=True)
         end = max((at.reduce for at in ready.values()), default=0)
         self.first_reader = {name: next((at for at in of.readers if at < end), 0) for name, of in ready.items()}
-        """By group, the first section of a pass that reads its parameters; 0 for those that none reads."""
+        """By group, the first node of a pass that reads its parameters; 0 for those that none reads."""
         self._places: dict[tuple[int, int], ByteArray] = {}  # of messages, by sender and number
-        self._complete_at = {name: at.reduce for name, at in ready.items()}
         for group in self._groups:
             size, dtype, number = sizes[group.name], getattr(torch, group.dtype), self._number[group.name]
             self.operands[group.name] = {of: torch.empty(lengths[group.name], dtype=dtype) for of in self.sources}
@@ -81,14 +87,17 @@ class Network:
             self._bytes[number] += place.nbytes
         self._asked: Counter[int] = Counter()  # steps that they were expected in
         self._came: Counter[int] = Counter()
-        targets = {message.target for message in (*self._reduce.sent, *self._gather.sent)}
+        self._step = 0  # begun so far: messages of a step are not overtaken by those of the next one
+        received = (message.source for message in (*self._reduce.received, *self._gather.received))
         if self.sources:
-            peers = targets | {source for source, _ in self._places}
+            # Empty messages count: whether a slice is empty, its ranks know of each other only so.
+            peers = {message.target for message in (*self._reduce.sent, *self._gather.sent)}.union(received)
             self._links = Links(communicator, sorted(peers), self._places, self._arrived)
             communicator.at_close(self._links.close)
 
     def begin_step(self, groups: Collection[ParameterGroup]) -> None:
         """Gradients of `groups` will come."""
+        self._step += 1
         self._asked.update(2 * self._number[group.name] for group in groups)
 
     def _arrived(self, number: int) -> None:
@@ -104,7 +113,7 @@ class Network:
                 if len(message.ranks) > 1:
                     self._sum(group, start, stop)
                 part = byte_array(gradient[start:stop])
-                self._links.send(message.target, number, part, (0, self._complete_at[group.name]))
+                self._links.send(message.target, number, part, (self._step, 0))
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
@@ -117,8 +126,9 @@ class Network:
         return self._has(2 * self._number[group.name])
 
     @span(Track.COLLECTIVES, "wait for other nodes")
-    def receive(self, group: ParameterGroup) -> None:
-        self._links.wait_for(lambda: self.has_received(group))
+    def receive_one(self, groups: Sequence[ParameterGroup]) -> None:
+        """Wait until all operands of one of `groups` have arrived."""
+        self._links.wait_for(lambda: any(map(self.has_received, groups)))
 
     def reduced(self, group: ParameterGroup) -> None:
         self._moved.network += self._bytes[2 * self._number[group.name]]
@@ -129,7 +139,7 @@ class Network:
         number, parameter = 2 * self._number[group.name] + 1, self._own.region(group, "parameter")
         part = parameter[slice(*self._slices[group.name][self._communicator.rank])]
         for message in self._gather.sent if part.numel() else ():
-            self._links.send(message.target, number, byte_array(part), (1, self.first_reader[group.name]))
+            self._links.send(message.target, number, byte_array(part), (self._step, 1, self.first_reader[group.name]))
         self._asked[number] += 1
         self._moved.network += self._bytes[number]
 

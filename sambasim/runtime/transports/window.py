@@ -1,6 +1,6 @@
 """Device sync, `--reduce-on-rdu`: the replicas of a node read each other's device memory, a shared memory window.
 
-`Window`: parameters exist once per node. Between nodes, slices are sent by MPI: see `network`. Once all replicas have
+`Window`: parameters exist once per node. Between nodes, slices are sent by TCP: see `network`. Once all replicas have
 completed a group, the owner of a slice reads it from all of them, in pieces that fit a core's cache, adds them in the
 order of the tree and divides. Without clipping, REDUCE, OPT and GATHER are one pass over memory: the owner updates the
 parameters and its own states in the same piece. No replica waits for another before its own pass has ended.
@@ -66,9 +66,8 @@ def allocate_devices(program: Program, communicator: Communicator) -> Mapping[in
 
 def _used_ranges(program: Program, communicator: Communicator) -> Sequence[Range]:
     """The used byte ranges of this rank's part: own slices of states, parameters only on the node's first rank."""
-    unused = {SymbolKind.OPTIMIZER_STATE, *(SHARED_KINDS if communicator.local_rank > 0 else ())}
-    if communicator.node_count == 1:  # no operands are received
-        unused.add(SymbolKind.REDUCE_BUFFER)
+    shared = SHARED_KINDS if communicator.local_rank > 0 else ()
+    unused = {SymbolKind.OPTIMIZER_STATE, SymbolKind.REDUCE_BUFFER, *shared}  # operands have memory of their own
     touched = [
         (symbol.offset, symbol.offset + symbol.type.size_bytes)
         for symbol in program.symbols.values()
@@ -101,7 +100,8 @@ class Window(GradientSync):
         self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         self._losses_of_all: Callable[[], Shared] | None = None
         training = self.program.training
-        self.pass_length = (len(pass_and_update(training)[0]) if training else 0) + 1
+        sections = pass_and_update(training)[0] if training else ()
+        self.pass_length = (sections[-1].stop if sections else 0) + 1
         self.steps = 0
 
     def fusions(self) -> Fusions:
@@ -145,7 +145,7 @@ class Window(GradientSync):
         self.settle()
 
     def progress(self, count: int) -> int:
-        """After `count` sections of a pass. An exchange between a pass and its update counts as a step of all ranks."""
+        """After `count` nodes of a pass. An exchange between a pass and its update counts as a step of all ranks."""
         return self.steps * self.pass_length + count
 
     def wait_for_updates(self) -> None:
@@ -167,8 +167,8 @@ class Window(GradientSync):
         for owner, (start, stop) in enumerate(self.slices[group.name]):
             yield start, self.by_rank[self.network.holder(owner)].region(group, "gradient")[start:stop]
 
-    def whole_state(self, group: ParameterGroup, member: Member, state: str) -> Tensor | None:
-        readable = {rank: memory.region(group, state) for rank, memory in self.by_rank.items()}
+    def _whole(self, group: ParameterGroup, member: Member, region: str) -> Tensor | None:
+        readable = {rank: memory.region(group, region) for rank, memory in self.by_rank.items()}
         return collect(self.communicator, readable, self.slices[group.name], member)
 
 
@@ -185,7 +185,7 @@ class _Work(NamedTuple):
 @final
 class WindowReduce(Communication):
     """Reduces `groups`; with `optimizers`, also updates them, which divides float32 gradients: no mean is stored. It
-    overlaps with the last pass of a step: after each section, gradients that are complete are sent or reduced."""
+    overlaps with the last pass of a step: gradients are sent or reduced as soon as they are complete."""
 
     def __init__(self, window: Window, groups: Sequence[ParameterGroup], optimizers: Optimizers | None) -> None:
         self._window, self._flags, self._optimizers = window, window.flags, optimizers
@@ -196,15 +196,15 @@ class WindowReduce(Communication):
         self._steps = tuple((position[into], position[source]) for into, source in pairs)
         dtypes = dict.fromkeys(group.dtype for group in groups)
         self._scratch = {name: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, name)) for name in dtypes}
-        ready = readiness(window.program)
+        ready = readiness(window.program, by_node=True)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
         first_reader = window.network.first_reader
         self._by_first_reader = sorted(groups, key=lambda group: first_reader[group.name])
         self._first_readers = [first_reader[group.name] for group in self._by_first_reader]
         self._awaited = len(groups)  # of them, by this pass
-        self._incomplete: list[_Work] = []  # not yet complete on this node at the last check
-        self._pending: list[_Work] = []
+        self._incomplete: list[_Work] = []  # a stack: not yet complete on this node at the last check
+        self._pending: list[_Work] = []  # complete, and not reduced
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
         self.waited_in_pass_s = 0.0
         """Seconds that the pass waited for parameters of the last step."""
@@ -230,31 +230,29 @@ class WindowReduce(Communication):
 
     def begin_step(self) -> None:
         """A step begins: gradients are about to be overwritten."""
-        self._pending = self._all[::-1]
-        self._incomplete = self._pending.copy()
+        self._incomplete = self._all[::-1]
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = self.waited_in_pass_s = 0.0
         if self._network is not None:
             self._network.begin_step(self._by_first_reader)
             self._awaited = 0
 
-    def section_begins(self, stop: int) -> None:
-        """Sections up to `stop` run next: wait for the parameters that they read."""
+    def nodes_begin(self, stop: int) -> None:
+        """Nodes up to `stop` run next: wait for the parameters that they read."""
         if self._network is not None and self._awaited < len(self._first_readers):
             began_s, upto = time.perf_counter(), bisect_left(self._first_readers, stop, self._awaited)
             self._network.wait_for(self._by_first_reader[self._awaited : upto])
             self._awaited, self.waited_in_pass_s = upto, self.waited_in_pass_s + time.perf_counter() - began_s
 
-    def section_done(self, count: int) -> None:
-        """This rank has run `count` sections of the pass."""
+    def nodes_done(self, count: int) -> None:
+        """This rank has run `count` nodes of the pass."""
         self._flags.publish(Counter.PROGRESS, self._window.progress(count))
         began_s, incomplete = time.perf_counter(), self._incomplete
         while incomplete and (at := incomplete[-1].ready_at) <= count:
             if not self._flags.reached(Counter.PROGRESS, self._window.progress(at)):
                 break  # other replicas of the node have not completed the group
             self._send(incomplete.pop())
-        # Both are stacks. What `_pending` has on top, and `_incomplete` has not any more, is complete and not reduced.
-        while len(self._pending) > len(incomplete) and self._has_received(self._pending[-1]):
-            self._complete(self._pending.pop())
+        while work := self._next():
+            self._complete(work)
         self._in_pass_s += time.perf_counter() - began_s
 
     def begin(self, *operands: object) -> None:
@@ -266,9 +264,10 @@ class WindowReduce(Communication):
 
     def finish(self) -> None:
         while self._pending:
-            if self._network is not None:
-                self._network.receive(self._pending[-1].group)
-            self._complete(self._pending.pop())
+            while work := self._next():
+                self._complete(work)
+            if self._pending and self._network is not None:
+                self._network.receive_one([work.group for work in self._pending])
         if self._optimizers is None:
             # The update comes next, and changes parameters: no rank may still read them in its pass.
             self._flags.wait(Counter.PROGRESS, self._window.progress(self._window.pass_length))
@@ -280,10 +279,17 @@ class WindowReduce(Communication):
         """Seconds of communication during the pass, in this step."""
         return self._in_pass_s - self._updated_in_pass_s
 
-    def _has_received(self, work: _Work) -> bool:
-        return self._network is None or self._network.has_received(work.group)
+    def _next(self) -> _Work | None:
+        """Of those whose operands are here, the first whose parameters are read; it is pending no more."""
+        here = [work for work in self._pending if self._network is None or self._network.has_received(work.group)]
+        if here:
+            self._pending.remove(
+                first := min(here, key=lambda work: self._window.network.first_reader[work.group.name])
+            )
+        return first if here else None
 
     def _send(self, work: _Work) -> None:
+        self._pending.append(work)
         if self._network is not None:
             self._network.send(work.group)
 

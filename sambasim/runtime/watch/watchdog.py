@@ -285,6 +285,8 @@ class Watchdog:
 
 def is_wait(frame: FrameType | None) -> bool:
     """Whether `frame`, the innermost of a thread, communicates with other ranks."""
+    while frame is not None and frame.f_code.co_filename == threading.__file__:  # it waits for another thread
+        frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_COMMUNICATION)
 
 
