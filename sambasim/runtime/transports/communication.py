@@ -158,7 +158,7 @@ class GradientSync(ABC):
 
     def make_whole(self) -> None:
         """Collective. Make all parameters whole, where ranks keep slices only. Between steps."""
-        return  # they are
+        self.settle()
 
     def settle(self) -> None:
         """Wait until all parameters that the last step has updated have arrived on this node."""

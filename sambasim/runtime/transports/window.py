@@ -10,7 +10,6 @@ itself and updates its own parameters, with the same bits as if each slice had a
 instead of two: when all gradients are complete."""
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, final
@@ -141,9 +140,6 @@ class Window(GradientSync):
         if self.network.sources:
             self.network.wait_for(self.program.groups)
 
-    def make_whole(self) -> None:
-        self.settle()
-
     def progress(self, count: int) -> int:
         """After `count` nodes of a pass. An exchange between a pass and its update counts as a step of all ranks."""
         return self.steps * self.pass_length + count
@@ -199,10 +195,9 @@ class WindowReduce(Communication):
         ready = readiness(window.program, by_node=True)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
-        first_reader = window.network.first_reader
-        self._by_first_reader = sorted(groups, key=lambda group: first_reader[group.name])
-        self._first_readers = [first_reader[group.name] for group in self._by_first_reader]
-        self._awaited = len(groups)  # of them, by this pass
+        self._first_reader = window.network.first_reader
+        self._last_read_first = sorted(groups, key=lambda group: self._first_reader[group.name], reverse=True)
+        self._awaited: list[ParameterGroup] = []  # a stack: groups whose parameters this pass has not read yet
         self._incomplete: list[_Work] = []  # a stack: not yet complete on this node at the last check
         self._pending: list[_Work] = []  # complete, and not reduced
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = 0.0
@@ -233,20 +228,22 @@ class WindowReduce(Communication):
         self._incomplete = self._all[::-1]
         self._updating_s = self._updated_in_pass_s = self._in_pass_s = self.waited_in_pass_s = 0.0
         if self._network is not None:
-            self._network.begin_step(self._by_first_reader)
-            self._awaited = 0
+            self._network.begin_step(self._last_read_first)
+            self._awaited = self._last_read_first.copy()
 
     def nodes_begin(self, stop: int) -> None:
         """Nodes up to `stop` run next: wait for the parameters that they read."""
-        if self._network is not None and self._awaited < len(self._first_readers):
-            began_s, upto = time.perf_counter(), bisect_left(self._first_readers, stop, self._awaited)
-            self._network.wait_for(self._by_first_reader[self._awaited : upto])
-            self._awaited, self.waited_in_pass_s = upto, self.waited_in_pass_s + time.perf_counter() - began_s
+        began_s, read = time.perf_counter(), list[ParameterGroup]()
+        while self._awaited and self._first_reader[self._awaited[-1].name] < stop:
+            read.append(self._awaited.pop())
+        if read and self._network is not None:
+            self._network.wait_for(read)
+            self.waited_in_pass_s += time.perf_counter() - began_s
 
     def nodes_done(self, count: int) -> None:
         """This rank has run `count` nodes of the pass."""
-        self._flags.publish(Counter.PROGRESS, self._window.progress(count))
         began_s, incomplete = time.perf_counter(), self._incomplete
+        self._flags.publish(Counter.PROGRESS, self._window.progress(count))
         while incomplete and (at := incomplete[-1].ready_at) <= count:
             if not self._flags.reached(Counter.PROGRESS, self._window.progress(at)):
                 break  # other replicas of the node have not completed the group
@@ -264,10 +261,10 @@ class WindowReduce(Communication):
 
     def finish(self) -> None:
         while self._pending:
-            while work := self._next():
-                self._complete(work)
-            if self._pending and self._network is not None:
+            if self._network is not None:
                 self._network.receive_one([work.group for work in self._pending])
+            if work := self._next():
+                self._complete(work)
         if self._optimizers is None:
             # The update comes next, and changes parameters: no rank may still read them in its pass.
             self._flags.wait(Counter.PROGRESS, self._window.progress(self._window.pass_length))
@@ -282,11 +279,10 @@ class WindowReduce(Communication):
     def _next(self) -> _Work | None:
         """Of those whose operands are here, the first whose parameters are read; it is pending no more."""
         here = [work for work in self._pending if self._network is None or self._network.has_received(work.group)]
-        if here:
-            self._pending.remove(
-                first := min(here, key=lambda work: self._window.network.first_reader[work.group.name])
-            )
-        return first if here else None
+        first = min(here, key=lambda work: self._first_reader[work.group.name], default=None)
+        if first is not None:
+            self._pending.remove(first)
+        return first
 
     def _send(self, work: _Work) -> None:
         self._pending.append(work)
