@@ -215,7 +215,7 @@ _PATHS = ("device", "host-mpi", "host-gloo", "host-parameter-server", "mpi", "mp
 
 @click.group("bench")
 def bench_command() -> None:
-    """Measure gradient sync on this machine."""
+    """Measure gradient sync on this machine, or between hosts."""
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -276,6 +276,7 @@ def collectives_command(
       mpirun -np 2 sambasim bench collectives
       mpirun -np 4 sambasim bench collectives --max-bytes 16MiB --plot sync.svg
       mpirun -np 2 sambasim bench collectives --paths device,gloo --json
+      mpirun -hosts a,b -ppn 1 -np 2 sambasim bench collectives     between two hosts
     """
     from sambasim.files import check_output_files
     from sambasim.report.summaries import collectives_plot, collectives_report

@@ -4,6 +4,7 @@ Candidates take turns, round after round, each in processes of its own: the runt
 memory, and a peer in the same process would gain from that too. Each function has a folder of its own.
 """
 
+import json
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,15 @@ GPT2_PADDED_PARAMETERS = 124_475_904
 STEP_ROUNDS, OVERHEAD_ROUNDS, SCHEDULE_ROUNDS = 4, 5, 3
 STEP_GOALS = {"gpt": {1: 1.01, 2: 1 / 1.4}, "mlp": {1: 1.01, 2: 1 / 4}, "logistic_regression": {1: 0.3, 2: 1 / 8}}
 COMPILED_GOAL = 1 / 1.25
+HOST_ROUNDS, HOST_STEPS = 5, 10
+LINKS = {
+    "direct": ("", 0.95),
+    "1 Gbit/s": ("tbf rate 1gbit burst 64kb latency 400ms", 0.75),
+    "RTT 10 ms": ("netem limit 10000 delay 5ms", 0.95),
+    "RTT 2 ms, 1 % loss": ("netem limit 10000 delay 1ms loss 1%", 0.95),
+}
+"""Between hosts: what `tc qdisc add` gives each end, and the ratio that is the goal."""
+
 OVERHEAD_STEPS, CHECKPOINT_EVERY = 40, 10
 PROMISED_EVERY = 50
 """The promise is for a checkpoint every 50 steps. More of them are measured, and each counts as one in 50."""
@@ -176,6 +186,42 @@ def bf16(folder: Path) -> Iterator[Figure]:
         yield Figure("step of gpt, np 1", f"{Way.INDUCTOR}, {name}", plain, "ratio at most 1", medians)
 
 
+def hosts(folder: Path) -> Iterator[Figure]:
+    """Seconds of a step on two hosts, which this machine plays, against DistributedDataParallel on gloo with the fused
+    optimizer: for each way of sync, two sizes of a GPT, and several links."""
+    ways, gpts = (Way.PLAIN, Way.HOST, Way.DDP_FUSED), (workloads.SMALL_GPT, WORKLOADS[0])
+    for workload in gpts:
+        compile_workload(workload, folder)
+    for link, (qdisc, goal) in LINKS.items():
+        try:
+            _on_two_hosts(qdisc, "-c", "")
+        except (OSError, RuntimeError) as error:
+            needs = "root, util-linux, iproute2, MPICH, and this qdisc in the kernel"
+            print(f"two hosts, {link}: not measured, needs {needs}: {str(error).strip()}", file=sys.stderr)
+            continue
+        for name in (workload.name for workload in gpts):
+            actions = {str(way): partial(_median_step_s, qdisc, folder, name, way) for way in ways}
+            medians = in_turns(actions, HOST_ROUNDS)
+            for way in (Way.PLAIN, Way.HOST):
+                yield Figure(f"step of {name}, two hosts, {link}", way, Way.DDP_FUSED, f"ratio at most {goal}", medians)
+
+
+def _median_step_s(qdisc: str, folder: Path, name: str, way: str) -> Sequence[float]:
+    body = ("-m", "tests.benchmarks.bodies.steps", str(folder), name, way, str(HOST_STEPS), "0")
+    return [statistics.median(json.loads(_on_two_hosts(qdisc, *body).splitlines()[-1])["steps_s"])]
+
+
+def _on_two_hosts(qdisc: str, *arguments: str) -> str:
+    """What Python prints on rank 0, if there is one rank on each. Raises RuntimeError with its errors if it fails."""
+    command = (str(ROOT / "tests" / "benchmarks" / "play_hosts"), qdisc, *THIS.argv(*arguments, np=2, program="python"))
+    result = subprocess.run(
+        command, cwd=ROOT, env=THIS.environ(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    if result.returncode:
+        raise RuntimeError(result.stderr or f"exit code {result.returncode}")
+    return result.stdout
+
+
 def memory(folder: Path) -> Iterator[Figure]:
     """GPT-2 small at four replicas with AdamW: the sum of the proportional set sizes of all ranks. Then the device
     memory of the rank with the most, against parameters, gradients and states of a whole model."""
@@ -292,5 +338,5 @@ def _seconds_to(beginning: str, folder: Path, pef: str, *flags: str) -> Sequence
     return [elapsed_s]
 
 
-_ALL = (parallel, schedules, start, compiling, steps, bf16, lengths, reading, memory, sync, overhead, plan)
+_ALL = (parallel, schedules, start, compiling, steps, bf16, hosts, lengths, reading, memory, sync, overhead, plan)
 FIGURES = {measure.__name__: measure for measure in _ALL}

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--python", type=Path, required=True, help="Python of the other installation.")
     parser.add_argument("--checkout", type=Path, required=True, help="Its sources.")
     parser.add_argument("--rounds", type=int, default=5, help="How often each figure is measured. Default: 5.")
-    usual = ",".join(name for name in FIGURES if name != "plan")
+    usual = ",".join(name for name in FIGURES if name not in ("plan", "hosts"))
     parser.add_argument("--only", default=usual, help=f"Names of figures, with commas. Default: {usual}.")
     args = parser.parse_args(arguments)
     candidates = Installation(args.python.absolute(), args.checkout.absolute()), THIS

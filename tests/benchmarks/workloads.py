@@ -19,11 +19,13 @@ GPT2_BATCH, GPT2_LENGTH = 2, 128
 
 class Way(StrEnum):
     PLAIN = "sambasim"
+    HOST = "sambasim, host sync"
     INDUCTOR = "sambasim, inductor"
     DDP = "DDP"
     """Without it where there is one replica: eager PyTorch."""
 
     DDP_COMPILED = "DDP, compiled and fused"
+    DDP_FUSED = "DDP, fused"
     ALONE = "forward and backward alone"
     """In eager PyTorch, with nothing to sync and no optimizer."""
 
@@ -161,6 +163,11 @@ def gpt() -> nn.Module:
     return CharGPT(layers=6, heads=6, width=384, length=128)
 
 
+def small_gpt() -> nn.Module:
+    """The same in width 192: 2.7 million parameters."""
+    return CharGPT(layers=6, heads=6, width=192, length=128)
+
+
 def text() -> Dataset[tuple[Tensor, ...]]:
     """Random characters `[128]`, and those that come next."""
     tokens = torch.randint(len(ALPHABET), (SAMPLES, 129), generator=torch.Generator().manual_seed(1))
@@ -233,6 +240,7 @@ WORKLOADS = (
     Workload("mlp", wide_mlp, wide_vectors, 8, "adamw", 1e-4, 20),
     Workload("logistic_regression", logistic_regression, images, 1, "sgd", 0.01, 2000),
 )
+SMALL_GPT = Workload("small_gpt", small_gpt, text, 2, "adamw", 1e-4, 20)
 GPT2_PADDED = Workload("gpt2_padded", gpt2_of_64_words, tokens, 1, "adamw", 1e-4, 3)
 EIGHT_LAYERS = Workload("eight_layers", eight_layers, text, 2, "adamw", 1e-4, 10)
 SPLIT_GPT = Workload("split_gpt", SplitGPT, text, 2, "adamw", 1e-4, 10)

@@ -1,7 +1,7 @@
 """Train one workload in one way, on all ranks; print the seconds of each step, and of checkpoints.
 
 All ways deal out the same data set by a DistributedSampler, one thread a rank. DDP reads it through a DataLoader, and
-runs on gloo with torch.optim's defaults, or compiled by torch.compile with the fused optimizer; one rank has no DDP. A
+runs on gloo with torch.optim's defaults, or the fused optimizer, also compiled by torch.compile; one rank has no DDP. A
 line of JSON, from rank 0: `{"steps_s": [...], "checkpoints_s": [...]}`.
 
     steps.py FOLDER WORKLOAD WAY STEPS EVERY      FOLDER holds WORKLOAD/WORKLOAD.pef
@@ -28,22 +28,24 @@ from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.process import keep_freed_memory
 from sambasim.runtime.watch.supervisor import Failure, Supervisor
 from tests.benchmarks.bodies.common import WARM_UP_STEPS, Clock, batches_of, gloo, on_all_ranks, train, train_eagerly
-from tests.benchmarks.workloads import WORKLOADS, Way, Workload
+from tests.benchmarks.workloads import SMALL_GPT, WORKLOADS, Way, Workload
 
 
 def measured(communicator: Communicator, folder: Path, name: str, way: str, steps: int, every: str) -> object:
-    clock, workload, pef = Clock(), next(one for one in WORKLOADS if one.name == name), folder / name / f"{name}.pef"
-    batches, how = batches_of(workload, communicator.rank, communicator.world_size), dict[str, Any](reduce_on_rdu=True)
+    workload = next(one for one in (*WORKLOADS, SMALL_GPT) if one.name == name)
+    clock, pef = Clock(), folder / name / f"{name}.pef"
+    batches = batches_of(workload, communicator.rank, communicator.world_size)
+    how = dict[str, Any](reduce_on_rdu=way != Way.HOST)
     match way:
-        case Way.PLAIN | Way.INDUCTOR:
-            engine = "plain" if way == Way.PLAIN else "inductor"
+        case Way.PLAIN | Way.HOST | Way.INDUCTOR:
+            engine = "inductor" if way == Way.INDUCTOR else "plain"
             train(pef, communicator, clock, steps, threads=1, engine=engine, **how)
-        case Way.DDP | Way.DDP_COMPILED:
+        case Way.DDP | Way.DDP_FUSED | Way.DDP_COMPILED:
             with gloo(communicator):
                 alone, compiled = workload.model(), way == Way.DDP_COMPILED
                 parallel = DistributedDataParallel(alone) if communicator.world_size > 1 else alone
                 model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
-                train_eagerly(model, _optimizer(workload, parallel, compiled), batches, clock, steps)
+                train_eagerly(model, _optimizer(workload, parallel, way != Way.DDP), batches, clock, steps)
         case Way.BFLOAT16 | Way.AUTOCAST:
             torch.manual_seed(0)
             model = Autocast(workload.model()) if way == Way.AUTOCAST else workload.model().bfloat16()
@@ -84,9 +86,9 @@ def _report(failure: Failure) -> None:
     print(failure.error, file=sys.stderr)
 
 
-def _optimizer(workload: Workload, model: nn.Module, compiled: bool) -> torch.optim.Optimizer:
+def _optimizer(workload: Workload, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
     if workload.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=compiled or None)
+        return torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=fused or None)
     return torch.optim.SGD(model.parameters(), lr=workload.learning_rate)
 
 
