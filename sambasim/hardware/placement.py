@@ -86,6 +86,11 @@ class Placement:
         return len(self.by_node)
 
     @property
+    def apart(self) -> bool:
+        """Whether each replica has a node of its own."""
+        return self.nodes == self.replicas
+
+    @property
     def on_a_node(self) -> int:
         """Replicas on the fullest node."""
         return max(self.by_node.values())

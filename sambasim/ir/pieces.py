@@ -14,6 +14,10 @@ from sambasim.ir.dataflow import groups_of
 from sambasim.ir.graph import Node, with_sections
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
+from sambasim.units import MIB
+
+PIECE_BYTES = MIB
+"""Between nodes, gradients are sent in pieces of at most so many bytes, or one parameter."""
 
 
 def in_pieces(program: Program, limit_bytes: int) -> Program:
@@ -21,13 +25,13 @@ def in_pieces(program: Program, limit_bytes: int) -> Program:
     training = program.training
     if training is None:
         return program
-    pieces = {group.name: _pieces(group, limit_bytes) for group in program.groups}
+    pieces = {group.name: pieces_of(group, limit_bytes) for group in program.groups}
     parts = ((section, _of_pieces(training.section_nodes(section), pieces)) for section in training.sections)
     groups = tuple(piece for group in program.groups for piece in pieces[group.name])
     return replace(program, groups=groups, training=with_sections(training, parts))
 
 
-def _pieces(group: ParameterGroup, limit_bytes: int) -> Sequence[ParameterGroup]:
+def pieces_of(group: ParameterGroup, limit_bytes: int) -> Sequence[ParameterGroup]:
     limit, starts = limit_bytes // DTYPE_BYTES[group.dtype], [0]
     for member in group.members[1:]:
         if member.start + member.numel - starts[-1] > limit:

@@ -1,18 +1,29 @@
 """A step of many replicas, which waits for the slowest. By rdu, a gradient group is reduced as soon as its section
-ends, each replica updates its slice, then GATHER; by host, the same after the backward, or with ZeRO 0 every replica
-updates everything; ZeRO 2 and 3 are nodes of passes, for which sections wait. Transfers do not slow sections down."""
+ends, each replica updates its slice, then GATHER; between nodes, each piece of a group by itself, and parameters may
+arrive as late as the next forward reads them: the wait for them counts as the end of the step. By host, the same after
+the backward, or with ZeRO 0 every replica updates everything; ZeRO 2 and 3 are nodes of passes, for which sections
+wait. Transfers do not slow sections down."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, cached_property
 from statistics import NormalDist
 
 from sambasim.hardware.placement import Placement
-from sambasim.ir.dataflow import readiness
+from sambasim.ir.dataflow import is_clipped, readiness
 from sambasim.ir.graph import SectionKind
 from sambasim.simulation.alone import RankAlone, TimedSection, sliced
-from sambasim.simulation.sync import GATHERS_IN_PASSES, GroupSync, SyncPath, Traffic, moves_in_passes, syncs_of, zero_of
+from sambasim.simulation.sync import (
+    GATHERS_IN_PASSES,
+    GroupSync,
+    SyncPath,
+    Traffic,
+    moves_in_passes,
+    pieces_of_syncs,
+    syncs_of,
+    zero_of,
+)
 
 
 class Track(StrEnum):
@@ -23,7 +34,8 @@ class Track(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Seconds since the step began, of all replicas. `kind`: of a section, or `HOST`; `section`: its number."""
+    """Seconds since the step began, of all replicas. `kind`: of a section, or `HOST`; `section`: its number. A GATHER
+    may end while the next step computes."""
 
     track: Track
     kind: str
@@ -91,24 +103,40 @@ def with_sync(alone: RankAlone, placement: Placement, path: SyncPath) -> SyncedR
 
 
 def _by_rdu(alone: RankAlone, placement: Placement) -> SyncedRank:
-    syncs = syncs_of(alone, placement, SyncPath.RDU, 1)
-    step = sliced(alone, placement.replicas)
+    program, step, slowest_s = alone.program, sliced(alone, placement.replicas), slowest_s_of(alone, placement.replicas)
+    pieces, latency_s = pieces_of_syncs(alone, placement)
     spans = [_host(step)]
     for _ in range(step.micro_steps):
         spans += _run(step.model, spans[-1].stop_s)
-    backward_s, slowest_s = spans[-1].stop_s, slowest_s_of(alone, placement.replicas)
-    ends_s = [span.stop_s for span in spans[-len(step.model) :]]
-    ready_s = {name: ends_s[: ready.reduce][-1] + slowest_s for name, ready in readiness(alone.program).items()}
-    reduces = {name: syncs[name].reduce for name in sorted(syncs, key=lambda name: ready_s[name])}
-    reduced = on_links(SectionKind.REDUCE, reduces, ready_s)
-    update_s = max([backward_s + slowest_s, *(span.stop_s for span in reduced)])
-    spans += reduced + _run(step.update, update_s, len(step.model))
-    gathers = {name: sync.gather for name, sync in syncs.items()}
-    gathered = on_links(SectionKind.GATHER, gathers, dict.fromkeys(gathers, spans[-1].stop_s))
-    moved = sum((sync.reduce + sync.gather for sync in syncs.values()), Traffic())
-    exposed_s = update_s - backward_s + sum(span.predicted_s for span in gathered)
-    path, all_spans, ideal_s = SyncPath.RDU, (*spans, *gathered), step.predicted_s
-    return SyncedRank(step, path, all_spans, moved, exposed_s, _ways(syncs), slowest_s, ideal_s)
+    ends_s, met_s = [span.stop_s for span in spans[-len(step.model) :]], spans[-1].stop_s + slowest_s
+    ready = readiness(replace(program, groups=tuple(piece.group for piece in pieces.values())))
+    ready_s = {name: ends_s[: of.reduce][-1] + slowest_s for name, of in ready.items()}
+    reduces = {name: pieces[name].sync.reduce for name in sorted(pieces, key=lambda name: ready_s[name])}
+    reduced = on_links(SectionKind.REDUCE, reduces, ready_s, latency_s)
+    first_reader = {name: next((at for at in of.readers if at < len(step.model)), 0) for name, of in ready.items()}
+    in_order = sorted(pieces, key=lambda name: first_reader[name])
+    reduced_s = {span.name: max(met_s, span.stop_s) for span in reduced}
+    if placement.nodes > 1 and not is_clipped(program) and program.count is None:  # each piece by itself
+        sections = {name: len(step.model) + pieces[name].number for name in in_order}
+        seconds = {name: pieces[name].share * step.sections[at].price.predicted_s for name, at in sections.items()}
+        turns = _in_turn(seconds, reduced_s, free_s=met_s)
+        updates = [Span(Track.SECTIONS, SectionKind.OPT, *turn, section=sections[turn[0]]) for turn in turns]
+        updated_s = {span.name: span.stop_s for span in updates}
+    else:
+        updates = _run(step.update, max([met_s, *reduced_s.values()]), len(step.model))
+        updated_s = dict.fromkeys(pieces, updates[-1].stop_s)
+    gathers = {name: pieces[name].sync.gather for name in in_order}
+    gathered = on_links(SectionKind.GATHER, gathers, updated_s, latency_s, max(reduced_s.values()))
+    # Replicas apart wait for parameters where the next forward reads them; then links are free for gradients.
+    in_time_s = {name: min(spans[1 + at].start_s, reduced[0].start_s) for name, at in first_reader.items()}
+    late_s = [span.stop_s - (in_time_s[span.name] if placement.apart else 0.0) for span in gathered]
+    stop_s = max(updates[-1].stop_s, *late_s)
+    whole = sum((piece.sync.reduce + piece.sync.gather for piece in pieces.values()), Traffic())
+    moved = replace(whole, predicted_s=sum(span.predicted_s for span in (*reduced, *gathered)))
+    path, all_spans, ideal_s = SyncPath.RDU, (*spans, *reduced, *updates, *gathered), step.predicted_s
+    way = "; ".join(dict.fromkeys(piece.sync.ways for piece in pieces.values()))
+    exposed_s = max(stop_s - step.predicted_s, 0.0)  # but for rounding
+    return SyncedRank(step, path, all_spans, moved, exposed_s, way, slowest_s, ideal_s)
 
 
 def _by_host(alone: RankAlone, placement: Placement, path: SyncPath | None, zero: int) -> SyncedRank:
@@ -172,13 +200,26 @@ def _run(sections: Sequence[TimedSection], start_s: float, first: int = 0) -> li
     return spans
 
 
-def on_links(kind: SectionKind, groups: Mapping[str, Traffic], ready_s: Mapping[str, float]) -> list[Span]:
-    """One transfer after another, each once it is ready."""
-    spans: list[Span] = []
-    free_s = 0.0
-    for name, traffic in groups.items():
-        if traffic.predicted_s:
-            start_s = max(free_s, ready_s[name])
-            free_s = start_s + traffic.predicted_s
-            spans.append(Span(Track.LINKS, kind, name, start_s, free_s))
-    return spans
+def on_links(
+    kind: SectionKind,
+    groups: Mapping[str, Traffic],
+    ready_s: Mapping[str, float],
+    latency_s: float = 0.0,
+    free_s: float = 0.0,
+) -> list[Span]:
+    """One transfer after another: see `_in_turn`."""
+    seconds = {name: traffic.predicted_s for name, traffic in groups.items() if traffic.predicted_s}
+    return [Span(Track.LINKS, kind, *turn) for turn in _in_turn(seconds, ready_s, latency_s, free_s)]
+
+
+def _in_turn(
+    seconds: Mapping[str, float], ready_s: Mapping[str, float], latency_s: float = 0.0, free_s: float = 0.0
+) -> Iterator[tuple[str, float, float]]:
+    """What begins and ends when, one after another: of those that are ready, the first. A message is on its way for
+    `latency_s` at least, also while others arrive."""
+    waiting = dict(seconds)
+    while waiting:
+        start_s = max(free_s, min(ready_s[name] for name in waiting))
+        name = next(name for name in waiting if ready_s[name] <= start_s)
+        free_s = max(start_s, ready_s[name] + latency_s) + waiting.pop(name)
+        yield name, start_s, free_s

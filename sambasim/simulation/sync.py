@@ -15,7 +15,8 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import Section
 from sambasim.ir.mesh import PIPELINE, Mesh
-from sambasim.ir.program import Program
+from sambasim.ir.pieces import PIECE_BYTES, pieces_of
+from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
 from sambasim.simulation.alone import RankAlone, slowed
 
@@ -76,6 +77,31 @@ def syncs_of(alone: RankAlone, placement: Placement, path: SyncPath, zero: int) 
         sync = group_sync(path, WIRE_BYTES * group.numel, placement, rate, sliced=zero > 0)
         syncs[group.name] = replace(sync, reduce=launched(sync.reduce), gather=launched(sync.gather))
     return syncs
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is sent at once: a `share` of group `number` of a program."""
+
+    group: ParameterGroup
+    number: int
+    share: float
+    sync: GroupSync
+
+
+def pieces_of_syncs(alone: RankAlone, placement: Placement) -> tuple[Mapping[str, Piece], float]:
+    """By name, what RDUs exchange, and the seconds that a message is on its way while others arrive: between nodes,
+    pieces that are in flight together, else groups."""
+    between, no_bytes = placement.nodes > 1, group_sync(SyncPath.RDU, 0, placement, alone.budget, sliced=True)
+    latency_s = min(no_bytes.reduce.predicted_s, no_bytes.gather.predicted_s) if between else 0.0
+    syncs, found = syncs_of(alone, placement, SyncPath.RDU, 1), dict[str, Piece]()
+    for number, group in enumerate(alone.program.groups):
+        sync = syncs[group.name]
+        for piece in pieces_of(group, PIECE_BYTES) if between else [group]:
+            share = piece.numel / group.numel
+            reduce, gather = ((each + Traffic(-latency_s)) * share for each in (sync.reduce, sync.gather))
+            found[piece.name] = Piece(piece, number, share, replace(sync, reduce=reduce, gather=gather))
+    return found, latency_s
 
 
 def group_sync(path: SyncPath, size_bytes: int, placement: Placement, budget: Budget, *, sliced: bool) -> GroupSync:

@@ -125,12 +125,35 @@ def test_own_sections_give_what_cutting_again_gives_and_each_has_its_own_time(le
 
 
 @pytest.mark.parametrize("path", SyncPath)
-def test_replicas_that_mpi_puts_on_two_nodes_wait_for_the_network(path: SyncPath) -> None:
+def test_replicas_that_mpi_puts_on_two_nodes_send_over_the_network(path: SyncPath) -> None:
     inventory, ranks = Inventory(DEVICE, None, CLUSTER), price_ranks(sample_program(), budget_of(DEVICE))
     here, apart = (
         step_of(sample_program(), ranks, place_replicas(inventory, nodes), path) for nodes in ([0, 0], [0, 1])
     )
-    assert here.predicted_s < apart.predicted_s
+    assert here.synced.sync_s < apart.synced.sync_s
+
+
+def test_replicas_apart_gather_while_the_next_step_computes(paths: dict[str, Path], programs: list[Program]) -> None:
+    """Replicas that share nodes wait at the end of a step."""
+    rates = {"rdus_per_node": 1, "host_memory_bytes_per_s": 1e3}  # the host is never quicker
+    for program in (read(paths["one"]).program, programs[1]):  # of which the second clips gradients
+        (rank,) = price_ranks(program, budget_of(DEVICE), level="o0")
+        before_s = 0.0
+        for bandwidth in (1e12, 1e8, 1e6):
+            link = CLUSTER.network_link.model_copy(update={"bandwidth_bytes_per_s": bandwidth})
+            cluster = CLUSTER.model_copy(update={**rates, "network_link": link})
+            apart, sharing = (with_sync(rank, place(4, DEVICE, tiles, cluster), SyncPath.RDU) for tiles in (None, 4))
+            for synced in (apart, sharing):
+                links = [span for span in synced.spans if span.track is Track.LINKS]
+                sections_s = sum(span.predicted_s for span in synced.spans if span.track is Track.SECTIONS)
+                assert sections_s == pytest.approx(synced.step.device_s)
+                assert sum(span.predicted_s for span in links) == pytest.approx(synced.sync_s)
+                assert synced.sync_s + synced.slowest_s == pytest.approx(synced.exposed_sync_s + synced.hidden_sync_s)
+                assert all(a.stop_s <= b.start_s + 1e-12 for a, b in pairwise(links))
+            assert sharing.predicted_s == pytest.approx(max(span.stop_s for span in sharing.spans))
+            assert apart.predicted_s < max(span.stop_s for span in apart.spans), "the next step has begun"
+            assert apart.predicted_s > max(before_s, 0.95 * apart.sync_s), "a link moves one step at a time"
+            before_s = apart.predicted_s
 
 
 def test_a_pipeline_is_idle_by_its_schedule_and_waits_for_tied_parameters(paths: dict[str, Path]) -> None:

@@ -104,7 +104,7 @@ def _summary(step: PredictedStep, record: Row) -> ui.Part:
         ("memory", format_bytes(most.needed_bytes), f"of {capacity}, the most: rank {most.rank}"),
     ]
     if step.path is not None:
-        hidden = f"{format_seconds(step.synced.hidden_sync_s)} more overlap with the backward"
+        hidden = f"{format_seconds(step.synced.hidden_sync_s)} more overlap with passes"
         figures.append(("sync waits", format_seconds(step.first.exposed_sync_s), hidden))
     bars = [
         ui.shares(f"{format_seconds(step.predicted_s)} of {_ranks_at(step, position)}", _parts_of_step(step, position))

@@ -12,7 +12,7 @@ from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import DataError, InternalError, MachineError, OptionError, PefError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
-from sambasim.ir.pieces import in_pieces
+from sambasim.ir.pieces import PIECE_BYTES, in_pieces
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.options.fields import BuildFields
@@ -32,7 +32,6 @@ from sambasim.runtime.run.run_observer import RunObserver
 from sambasim.runtime.transports.connect import Transport, Way, open_ranks
 from sambasim.runtime.transports.host import Roles, roles_of
 from sambasim.runtime.transports.in_process import Hub
-from sambasim.runtime.transports.network import PIECE_BYTES
 from sambasim.runtime.values.memory import DeviceMemory, Tensors, place_weights, slices_of
 from sambasim.runtime.values.operators import check_operators
 from sambasim.runtime.values.optimizers import Arguments, Optimizers, bind_arguments

@@ -24,10 +24,6 @@ from sambasim.runtime.transports.links import Links
 from sambasim.runtime.values.mean import tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
-from sambasim.units import MIB
-
-PIECE_BYTES = MIB
-"""Between nodes, gradients are sent in pieces of at most so many bytes, or one parameter."""
 
 
 def scattered(node_of: Sequence[int]) -> list[str]:

@@ -5,7 +5,8 @@ schedule           all stages once, and the slowest stage for each further pass;
                    waits so much less
 update             of its parameters, divided by the ranks that share it
 memory             of the rank that has all layers, by the stage's share of the parameters and its passes in flight
-sync               of its parameters as one group, which overlaps with the last backward between RDUs
+sync               of its parameters as one group; between RDUs it overlaps with the last backward, and between nodes
+                   with the next forward
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from itertools import pairwise
 from math import sqrt
 from operator import add
 
-from sambasim.hardware.placement import place
+from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
 from sambasim.simulation.memory import Memory, divided_by
 from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks, joined
@@ -47,7 +48,7 @@ class Estimator:
         self._device, self._cluster = device, cluster
         self.ranks = Ranks(programs, device, cluster)
         self._stages: dict[tuple[object, ...], Sequence[Stage] | str] = {}
-        self._group_sync = cache(self._synced)
+        self._placement, self._group_sync = cache(self._placed), cache(self._synced)
         self._rdus = cache(lambda ranks, tiles: rdus_of(place(ranks, device, tiles, cluster)))
 
     def estimate(self, strategy: Strategy) -> Priced | str:
@@ -121,34 +122,41 @@ class Estimator:
         host_s = (starts_s + rank.sent_s) * passes
         sync_s, moved = 0.0, Traffic()
         if strategy.copies > 1:
-            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.layer.backward_s)
+            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.layer)
         compute_s = max(pass_s * passes - host_s - messages.predicted_s, 0.0)
         update_s = rank.update_s * share / strategy.copies
         terms = Terms(compute_s, host_s, messages.predicted_s, bubble_s, update_s, sync_s)
         idle_s = bubble_s + (slowest.pass_s - busy_s / ranks) * passes
         return terms, messages + moved, idle_s
 
-    def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last_s: float) -> tuple[float, Traffic]:
-        """Seconds after the backward, and traffic; between RDUs, all but one group overlap with its last `last_s`."""
-        key, by_host = (strategy.path, strategy.copies, strategy.ranks, strategy.tiles), strategy.path is SyncPath.HOST
-        sync, budget = self._group_sync(*key, round(WIRE_BYTES * numel)), self.ranks.budget(strategy.tiles)
+    def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last: Layer) -> tuple[float, Traffic]:
+        """Seconds after the backward, and traffic. Between RDUs, all but one group overlap with the backward of `last`,
+        and if replicas have nodes of their own, the gathers with its forward."""
+        where, by_host = (strategy.copies, strategy.ranks, strategy.tiles), strategy.path is SyncPath.HOST
+        sync, budget = self._group_sync(strategy.path, *where, round(WIRE_BYTES * numel)), self.ranks.budget(where[-1])
         groups = max(rank.groups // strategy.stages, 1)
         launches_s = groups * budget.launch_s * (2 if by_host else 1)
         waits_s = rank.spread_s * spread_of(strategy.copies) / spread_of(2) / strategy.stages
         if not by_host:
-            reduce_s = sync.reduce.predicted_s + launches_s
-            exposed_s = max(reduce_s - last_s, reduce_s / groups) + sync.gather.predicted_s + launches_s + waits_s
+            reduce_s, gather_s = sync.reduce.predicted_s + launches_s, sync.gather.predicted_s + launches_s
+            if self._placement(*where).apart:
+                gather_s = max(gather_s - last.forward_s, gather_s / groups)
+            exposed_s = max(reduce_s - last.backward_s, reduce_s / groups) + gather_s + waits_s
             return exposed_s, sync.reduce + sync.gather
         gathers = 2 * strategy.passes if strategy.zero >= GATHERS_IN_PASSES else 1
         moved = sync.reduce + sync.gather * gathers
         return moved.predicted_s + (1 + gathers) * launches_s + waits_s, moved
 
     def _synced(self, path: SyncPath, copies: int, ranks: int, tiles: int | None, size_bytes: int) -> GroupSync:
+        return group_sync(
+            path, size_bytes, self._placement(copies, ranks, tiles), self.ranks.budget(tiles), sliced=True
+        )
+
+    def _placed(self, copies: int, ranks: int, tiles: int | None) -> Placement:
         """Of the ranks along dp, a node has as many as it has places for whole copies."""
         whole = place(ranks, self._device, tiles, self._cluster)
         here = max(whole.per_full_node // (ranks // copies), 1)
-        placement = replace(whole, node_of=tuple(at // here for at in range(copies)))
-        return group_sync(path, size_bytes, placement, self.ranks.budget(tiles), sliced=True)
+        return replace(whole, node_of=tuple(at // here for at in range(copies)))
 
 
 def _stage(layers: Sequence[Layer], messages: Traffic, section_s: float, *, splits: bool, again: bool) -> Stage:
