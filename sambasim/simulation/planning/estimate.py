@@ -122,16 +122,18 @@ class Estimator:
         host_s = (starts_s + rank.sent_s) * passes
         sync_s, moved = 0.0, Traffic()
         if strategy.copies > 1:
-            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.layer)
+            sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.layer, host_s)
         compute_s = max(pass_s * passes - host_s - messages.predicted_s, 0.0)
         update_s = rank.update_s * share / strategy.copies
         terms = Terms(compute_s, host_s, messages.predicted_s, bubble_s, update_s, sync_s)
         idle_s = bubble_s + (slowest.pass_s - busy_s / ranks) * passes
         return terms, messages + moved, idle_s
 
-    def _sync(self, strategy: Strategy, rank: OneRank, numel: float, last: Layer) -> tuple[float, Traffic]:
+    def _sync(
+        self, strategy: Strategy, rank: OneRank, numel: float, last: Layer, host_s: float
+    ) -> tuple[float, Traffic]:
         """Seconds after the backward, and traffic. Between RDUs, all but one group overlap with the backward of `last`,
-        and if replicas have nodes of their own, the gathers with its forward."""
+        and if replicas have nodes of their own, the gathers with the next host time and its forward."""
         where, by_host = (strategy.copies, strategy.ranks, strategy.tiles), strategy.path is SyncPath.HOST
         sync, budget = self._group_sync(strategy.path, *where, round(WIRE_BYTES * numel)), self.ranks.budget(where[-1])
         groups = max(rank.groups // strategy.stages, 1)
@@ -140,7 +142,7 @@ class Estimator:
         if not by_host:
             reduce_s, gather_s = sync.reduce.predicted_s + launches_s, sync.gather.predicted_s + launches_s
             if self._placement(*where).apart:
-                gather_s = max(gather_s - last.forward_s, gather_s / groups)
+                gather_s = max(max(gather_s - last.forward_s, gather_s / groups) - host_s, 0.0)
             exposed_s = max(reduce_s - last.backward_s, reduce_s / groups) + gather_s + waits_s
             return exposed_s, sync.reduce + sync.gather
         gathers = 2 * strategy.passes if strategy.zero >= GATHERS_IN_PASSES else 1
