@@ -60,7 +60,7 @@ def shared(file: int) -> ByteArray:
 
 
 def in_huge_pages(view: ByteArray, kind: str) -> int:
-    """Bytes of the mapping of `view` that lie in huge pages, as the system says."""
+    """Bytes of `kind` of the mapping in which `view` begins, as the system says."""
     rows = iter(Path("/proc/self/smaps").read_text().splitlines())
     for row in rows:
         bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", row)
@@ -106,6 +106,18 @@ def test_private_memory_comes_in_huge_pages() -> None:
     view.setflags(write=True)
     view[:] = 1
     assert in_huge_pages(view, "AnonHugePages") >= 2 * HUGE  # the system chooses the address
+
+
+@pytest.mark.skipif(not _allows("enabled", "[never]"), reason="this system gives no huge pages")
+def test_private_memory_that_is_touched_in_parts_has_no_more_than_these() -> None:
+    parts = [(start, start + HUGE // 4) for start in range(0, 16 * HUGE, HUGE)]
+    view = private_storage(24 * HUGE, [*parts, (17 * HUGE, 20 * HUGE), (20 * HUGE, 23 * HUGE + 5)])
+    view.setflags(write=True)
+    for start, stop in (*parts, (17 * HUGE, 23 * HUGE)):
+        view[start:stop] = 1
+    assert in_huge_pages(view, "AnonHugePages") == 0
+    assert in_huge_pages(view, "Rss") <= 4 * HUGE
+    assert in_huge_pages(view[18 * HUGE :], "AnonHugePages") >= 5 * HUGE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux clears memory in a forked process (MADV_WIPEONFORK)")

@@ -127,8 +127,8 @@ def generate(units: Iterable[Unit], waited_s: dict[str, float], *, accumulate: b
     for number, unit in enumerate(units):
         for instruction in unit.instructions:
             writer.add(instruction)
-        if unit.sections or writer.will_store:
-            writer.finish()
+        if reports or unit.sections:
+            writer.finish()  # who is told may change what a message reads
         if reports:
             writer.names[f"u{number}"] = unit
             writer.write(f"ended(u{number})")
@@ -150,11 +150,6 @@ class _Writer:
         self._begun: tuple[int, Instruction, Communication] | None = None
         self._is_paused = False  # the time of the communication
         self._yields = False
-
-    @property
-    def will_store(self) -> bool:
-        """Whether the communication that has begun ends with a gradient."""
-        return self._begun is not None and bool(self._begun[1].stores)
 
     def code(self) -> Code:
         exec(compile("\n".join([*self._lines, "    return"]), "<pass>", "exec"), self.names)

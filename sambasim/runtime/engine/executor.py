@@ -273,11 +273,12 @@ class Executor:
     def _ended(self, unit: Unit) -> None:
         if self.observer is not None and unit.sections:
             self.observer.sections_end(self._rank, unit.sections, self._began_ns)
+        ended_ns = perf_counter_ns()
         for overlapped in self._overlapping:
             overlapped.nodes_done(unit.stop)
         self._next_unit(unit.stop)
-        if unit.sections:
-            self._began_ns = perf_counter_ns()
+        # What took its time between parts of a section is not the section's.
+        self._began_ns = perf_counter_ns() - (0 if unit.sections else ended_ns - self._began_ns)
 
     def _next_unit(self, count: int) -> None:
         """That after `count` nodes begins."""

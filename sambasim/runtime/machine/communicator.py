@@ -166,7 +166,7 @@ class Communicator:
         """Collective over the job, also on a subset: all ranks allocate at the same time, each on a subset of its own.
         Returns a window with `size_bytes` of this rank, until `close`. Sizes may differ. Raises MachineError on every
         rank if a node lacks the shared memory. `touched`: the byte ranges that need memory; all by default."""
-        return SharedWindow((private_storage(size_bytes),))
+        return SharedWindow((private_storage(size_bytes, touched),))
 
     @property
     def serves_threads(self) -> bool:

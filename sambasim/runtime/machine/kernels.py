@@ -139,6 +139,7 @@ def _cpuinfo(*starts: str) -> list[str]:
 
 @cache
 def cpu_kind() -> str:
-    """By which torch and MKL choose kernels, whose bits differ: `x86_64 AVX512 GenuineIntel`."""
+    """By which torch, oneDNN and MKL choose kernels, whose bits differ: `x86_64 AVX512 GenuineIntel AMX`."""
+    has = {"BF16": torch.cpu._is_avx512_bf16_supported(), "AMX": torch.cpu._is_amx_tile_supported()}
     vendor = [line.partition(":")[2].strip() for line in _cpuinfo("vendor_id", "CPU implementer")]
-    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *vendor])
+    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *vendor, *filter(has.get, has)])

@@ -183,7 +183,7 @@ class MpiCommunicator(Communicator):
             if shared:
                 node_memory.try_mapping(node_bytes, self.host_name, self.job.rank)
             else:
-                own = Communicator.allocate_shared(self, size_bytes)
+                own = Communicator.allocate_shared(self, size_bytes, touched)
         promised.bytes = needed_bytes
         if own is not None:
             return own

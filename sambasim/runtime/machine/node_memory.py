@@ -48,17 +48,23 @@ _LARGER = f"make {FOLDER} larger (docker: --shm-size; elsewhere: mount -o remoun
 _TOO_LITTLE = f"the replicas of this node need {{}} of shared memory, and {FOLDER} has {{}} free"
 
 
-def private_storage(size_bytes: int) -> ByteArray:
-    """Zeroed memory of this process, page-aligned, in huge pages where there are. Raises MachineError if there is too
-    little. In a forked process it is zeros, at the same addresses; otherwise each later write would copy a page."""
+def private_storage(size_bytes: int, touched: Iterable[Range] | None = None) -> ByteArray:
+    """Zeroed memory of this process, page-aligned, in huge pages where there are; where only parts are `touched`, in
+    those that are touched as a whole, because the first access allocates all of a page. Raises MachineError if there is
+    too little. In a forked process it is zeros, at the same addresses; otherwise each later write would copy a page."""
     try:
         pages = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         what = f"the machine does not give {format_bytes(size_bytes)} of memory for a device: {error}"
         raise MachineError(what, remedy="raise `ulimit -v`, or compile a smaller model or batch") from error
-    for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
+    page, huge, length = mmap.PAGESIZE, huge_bytes(), max(size_bytes, 1)
+    of_pages = [(0, length)] if touched is None else [(a // page * page, align(b, page)) for a, b in touched if a < b]
+    large = [(start, stop) for start, stop in merged(of_pages) if touched is None or stop - start >= huge > 0]
+    advised = [(mmap.MADV_NOHUGEPAGE, 0, length)] * (touched is not None)
+    advised += [(mmap.MADV_HUGEPAGE, start, min(stop, length) - start) for start, stop in large]
+    for advice in (*advised, (_MADV_WIPEONFORK, 0, length)):
         with suppress(OSError):  # not every kernel has it
-            pages.madvise(advice)
+            pages.madvise(*advice)
     return np.frombuffer(pages, dtype=np.uint8)[:size_bytes]
 
 
