@@ -129,9 +129,10 @@ class AttachOptimizers:
                     break
             optimizers.append(Optimizer(name, update.kind, states, update.graph))
         symbols = dict(program.symbols)
+        place = {name: number for number, name in enumerate(symbols)}
         for group in groups:
-            optimizer = optimizers[group.optimizer]
-            for member, state in product(group.members, optimizer.states):
+            optimizer, members = optimizers[group.optimizer], sorted(group.members, key=lambda m: place[m.parameter])
+            for member, state in product(members, optimizer.states):
                 name, parameter = state_name(member.parameter, optimizer.name, state), symbols[member.parameter]
                 type_ = TensorType(group.region_type(state).dtype, parameter.type.shape)
                 symbols[name] = Symbol(name, SymbolKind.OPTIMIZER_STATE, type_, cuts=parameter.cuts)

@@ -158,6 +158,7 @@ def test_after_a_difference_there_is_no_pef_or_the_one_of_before(pef: Path, tmp_
 
 
 def test_a_step_of_an_optimizer_in_bfloat16_is_told_with_its_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
     example = (inputs()["x"].bfloat16(), inputs()["target"])
     model = nn.Sequential(nn.Linear(FEATURES, CLASSES)).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=0.1)
