@@ -16,16 +16,22 @@ from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES
 from sambasim.units import MIB
 
-PIECE_BYTES = MIB
-"""Between nodes, gradients are sent in pieces of at most so many bytes, or one parameter."""
+PIECE_BYTES, MOST_PIECES = MIB, 256
+"""Between nodes, gradients are sent in pieces of at most so many bytes, or one parameter; in larger ones if there were
+more than so many: each takes some time of Python."""
 
 
-def in_pieces(program: Program, limit_bytes: int) -> Program:
-    """A placed `program` with groups that have one member each, or at most `limit_bytes` of gradients."""
-    training = program.training
+def piece_bytes(program: Program) -> int:
+    return max(PIECE_BYTES, program.gradient_bytes // MOST_PIECES)
+
+
+def in_pieces(program: Program, limit_bytes: int | None = None) -> Program:
+    """A placed `program` with groups that have one member each, or at most `limit_bytes` of gradients, by default
+    `piece_bytes`."""
+    training, limit = program.training, limit_bytes or piece_bytes(program)
     if training is None:
         return program
-    pieces = {group.name: pieces_of(group, limit_bytes) for group in program.groups}
+    pieces = {group.name: pieces_of(group, limit) for group in program.groups}
     parts = ((section, _of_pieces(training.section_nodes(section), pieces)) for section in training.sections)
     groups = tuple(piece for group in program.groups for piece in pieces[group.name])
     return replace(program, groups=groups, training=with_sections(training, parts))

@@ -15,7 +15,7 @@ from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import axis_of, groups_of, pass_and_update
 from sambasim.ir.graph import Section
 from sambasim.ir.mesh import PIPELINE, Mesh
-from sambasim.ir.pieces import PIECE_BYTES, pieces_of
+from sambasim.ir.pieces import piece_bytes, pieces_of
 from sambasim.ir.program import ParameterGroup, Program
 from sambasim.ir.ranks import copied, ends_of, in_slices
 from sambasim.simulation.alone import RankAlone, slowed
@@ -97,7 +97,7 @@ def pieces_of_syncs(alone: RankAlone, placement: Placement) -> tuple[Mapping[str
     syncs, found = syncs_of(alone, placement, SyncPath.RDU, 1), dict[str, Piece]()
     for number, group in enumerate(alone.program.groups):
         sync = syncs[group.name]
-        for piece in pieces_of(group, PIECE_BYTES) if between else [group]:
+        for piece in pieces_of(group, piece_bytes(alone.program)) if between else [group]:
             share = piece.numel / group.numel
             reduce, gather = ((each + Traffic(-latency_s)) * share for each in (sync.reduce, sync.gather))
             found[piece.name] = Piece(piece, number, share, replace(sync, reduce=reduce, gather=gather))

@@ -66,4 +66,4 @@ def test_a_piece_is_complete_before_the_next_one() -> None:
 
 def test_groups_that_are_small_enough_stay() -> None:
     program = clipped()
-    assert in_pieces(program, 1 << 30).groups == program.groups
+    assert in_pieces(program).groups == program.groups

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +12,7 @@ from sambasim.data.datasets import Given, Source, open_source
 from sambasim.errors import DataError, InternalError, MachineError, OptionError, PefError
 from sambasim.hardware.placement import Inventory, Placement, inventory_of, place_replicas
 from sambasim.ir.mesh import DATA_PARALLEL, Mesh, copy_mesh, mesh_of
-from sambasim.ir.pieces import PIECE_BYTES, in_pieces
+from sambasim.ir.pieces import in_pieces
 from sambasim.ir.program import LOSS_SCALE, Program
 from sambasim.ir.ranks import in_slices
 from sambasim.options.fields import BuildFields
@@ -326,7 +326,7 @@ def assemble(
     in_parts = way in (Way.HOST, Way.IN_PROCESS) and setup.shards > 1
     change = in_slices if in_parts else as_it_is
     if way is Way.DEVICE and communicator.node_count > 1:
-        change = partial(in_pieces, limit_bytes=PIECE_BYTES)
+        change = in_pieces
     graphs = Graphs(setup.path, setup.document, setup.resolved, change)
     program = graphs.program
     fill = _with_weights(setup, weights, sliced=way is Way.HOST and program.zero == 3)
