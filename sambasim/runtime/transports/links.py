@@ -24,8 +24,8 @@ _TIMEOUT_S, _GREETING_S = 30.0, 5.0
 _UNSENT_BYTES = 256 * KIB
 """What the kernel keeps of messages beside what is under way: behind it, an urgent message waits."""
 _SENT_BYTES = 46_000
-"""Of one packet before it is segmented: traffic shapers (tbf with a burst of 64 KiB) take longer ones apart, which
-costs 9 us of processor time for each 1,448 bytes."""
+"""The most that the kernel hands to the driver of a network card as one packet. Traffic shapers (tbf with a burst of
+64 KiB) cut longer ones into segments of 1,448 bytes, which takes 9 us of processor time for each."""
 _READ_BYTES = 16 * KIB
 """A thread that receives is woken for so many bytes, and not for each packet."""
 _HEAD = struct.Struct("=q")  # the number of a message

@@ -86,7 +86,7 @@ class Network:
         self._step = 0  # begun so far: messages of a step are not overtaken by those of the next one
         received = (message.source for message in (*self._reduce.received, *self._gather.received))
         if self.sources:
-            # Empty messages count: whether a slice is empty, its ranks know of each other only so.
+            # Those of empty slices too: both ends of a connection must know of it.
             peers = {message.target for message in (*self._reduce.sent, *self._gather.sent)}.union(received)
             self._links = Links(communicator, sorted(peers), self._places, self._arrived)
             communicator.at_close(self._links.close)
