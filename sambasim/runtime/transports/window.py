@@ -278,7 +278,9 @@ class WindowReduce(Communication):
 
     def _next(self) -> _Work | None:
         """Of those whose operands are here, the first whose parameters are read; it is pending no more."""
-        here = [work for work in self._pending if self._network is None or self._network.has_received(work.group)]
+        if self._network is None:  # all wait for nothing, and a sort would take longer than a small group's sum
+            return self._pending.pop(0) if self._pending else None
+        here = [work for work in self._pending if self._network.has_received(work.group)]
         first = min(here, key=lambda work: self._first_reader[work.group.name], default=None)
         if first is not None:
             self._pending.remove(first)
