@@ -353,7 +353,7 @@ def assemble(
             training,
             Optimizers(transport.sync.memory, setup.arguments),
             engine.inductor if setup.works else None,
-            overlaps=not options.debug_numerics,
+            overlaps=not (options.debug_numerics or options.record_digests),
             skips_nonfinite=options.on_nonfinite == "skip",
             observer=probe,
             graphs=[*graphs.in_memory(transport.memory)],
