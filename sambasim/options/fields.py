@@ -235,6 +235,8 @@ class RunFields(Fields):
     """Sync gradients between devices, and not through the host."""
     host_sync: Annotated[Literal["mpi", "gloo", "parameter-server"], TrainingFlag("--host-sync", PARALLEL)] = "mpi"
     """How hosts exchange gradients."""
+    wire: Annotated[Literal["fp32", "bf16"], TrainingFlag("--wire", PARALLEL)] = "fp32"
+    """bf16: replicas exchange gradients rounded to bfloat16, and add them in float32. Parameters stay as they are."""
     parameter_servers: Annotated[
         int | None, limits(ge=0, le=MOST_REPLICAS), TrainingFlag("--parameter-servers N", PARALLEL, default="0")
     ] = None

@@ -82,6 +82,8 @@ class RunOptions(RunFields, Options):
              "is for replicas that mpirun starts, and --emulate-replicas runs all in one process", one_of_two),
             ("host_sync" in self.model_fields_set and self.reduce_on_rdu, "host_sync",
              "is sync through the host, and --reduce-on-rdu is sync between devices", one_of_two, self.host_sync),
+            (self.wire != "fp32" and self.host_sync == "gloo", "wire",
+             "rounds each operand of a sum, and gloo adds by itself", "leave out --wire or --host-sync", self.wire),
             (servers is not None and self.host_sync != "parameter-server", "parameter_servers",
              "needs sync through a parameter server", by_server, servers),
             (servers is not None and emulated is not None, "parameter_servers",

@@ -14,7 +14,7 @@ from sambasim.report.compare.recordings import compare_runs
 from sambasim.report.tables import Row
 from tests.faults.command import sambasim
 from tests.mpi.training import TWO_NODES, WAYS, Trained, run_of, runs_of, train
-from tests.support.mpi import SAMBASIM, Result, run_mpi
+from tests.support.mpi import SAMBASIM, Result, can_play_hosts, run_mpi
 from tests.support.whole import is_whole, whole
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -176,6 +176,24 @@ def test_all_ranks_take_the_same_number_of_threads(folder: Path) -> None:
     real = run_mpi(3, run, cwd=folder, env=env).summary
     fixed = run_mpi(3, [*run, "--threads", str(real.threads)], cwd=folder, env=env)
     assert real.state_sha256 == fixed.summary.state_sha256
+
+
+@whole
+@pytest.mark.skipif(not can_play_hosts(), reason="it takes the privilege to change the host name of a process")
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_gradients_are_recorded_before_they_are_summed_or_rounded_in_place(folder: Path, wire: str) -> None:
+    """As between two nodes of two ranks."""
+    ways: dict[str, dict[str, Any]] = {"device": {"reduce_on_rdu": True}, "emulated": {"emulate": 4}}
+    names = {way: f"{wire} {way}" for way in ways}
+    path, asked = folder / "out" / "net" / "net.pef", dict[str, Any](steps=STEPS, wire=wire)
+    train(
+        4,
+        [run_of(name, path, record_digests=name, **asked, **ways[way]) for way, name in names.items()],
+        cwd=folder,
+        hosts=2,
+    )
+    one, other = (read_recording(folder / name) for name in names.values())
+    assert compare_runs(one, other).equal
 
 
 def test_all_that_decides_a_step_is_recorded(host: Path) -> None:

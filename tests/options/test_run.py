@@ -126,6 +126,8 @@ def test_what_is_compiled_in_takes_a_compile(
         ({"host_sync": "gloo", "reduce_on_rdu": True}, [], 'host_sync = "gloo" (from --host-sync): is sync through'),
         ({"parameter_servers": 1}, [], "add --host-sync parameter-server"),
         ({"reduce_on_rdu": True, "parameter_servers": 1}, [], "leave out --reduce-on-rdu, and add --host-sync"),
+        ({"wire": "bf16", "host_sync": "gloo"}, [], "rounds each operand of a sum, and gloo adds by itself"),
+        ({"wire": "fp16"}, [], 'wire = "fp16" (from --wire): must be fp32 or bf16'),
         ({**_SERVER, "emulate_replicas": 2}, [], "needs ranks of its own, and an emulation has one process"),
         ({"host_sync": "mpi", "inference": True}, [], "is for training, and this is inference"),
     ],

@@ -71,6 +71,71 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+def rounded(numbers: Tensor) -> Tensor:
+    """To bfloat16, to nearest even, by integers; NaN stays."""
+    whole = numbers.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    down, rest = whole & 0xFFFF0000, whole & 0xFFFF
+    up = (rest > 0x8000) | ((rest == 0x8000) & (down & 0x10000 != 0))
+    near = (down + 0x10000 * up).to(torch.int32).view(torch.float32)
+    return torch.where(numbers.isnan(), numbers, near)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """In all bits but those of NaN, which are not defined."""
+    return torch.equal(*(bits(each.nan_to_num(0.5, torch.inf, -torch.inf)) for each in (one, other)))
+
+
+@pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("count", range(2, 8))
+def test_on_a_narrow_wire_every_operand_of_an_addition_is_rounded_and_the_mean_is_not(count: int, in_c: bool) -> None:
+    """For numbers of every size, infinite ones and NaN; some may have come in bfloat16."""
+    limits, steps = torch.iinfo(torch.int32), additions(count)
+    generator = torch.Generator().manual_seed(count)
+    drawn = torch.empty(count, 5000, dtype=torch.int32).random_(limits.min, limits.max, generator=generator)
+    operands = [*drawn.view(torch.float32)]
+    level = operands
+    while len(level) > 1:
+        pairs = zip_longest(level[::2], level[1::2])
+        level = [left if right is None else rounded(left) + rounded(right) for left, right in pairs]
+    expected = level[0] / count
+    assert not same(expected, mean(operands))
+    kernel = (tree_mean_kernel if in_c else torch_tree_mean)(steps, torch.float32, True)
+    assert kernel is not None
+    for given in (operands, [operands[0], *(operand.bfloat16() for operand in operands[1:])]):
+        for near in (False, True):
+            out = torch.empty(5000)
+            kernel(given, out, True, float(count), near)()
+            assert same(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("operand", "sent"),
+    [
+        (1 + 2**-8, 1.0),  # a tie, to the even neighbour
+        (1 + 3 * 2**-8, 1 + 2**-6),
+        (1 + 2**-8 + 2**-20, 1 + 2**-7),
+        (-1 - 3 * 2**-8, -1 - 2**-6),
+        (2**-149, 0.0),
+        (-(2**-133) * 1.75, -(2**-132)),  # below the smallest normal number
+        (3.4e38, torch.inf),
+        (-torch.inf, -torch.inf),
+        (torch.nan, torch.nan),
+    ],
+)
+def test_operands_are_rounded_to_nearest_even(operand: float, sent: float) -> None:
+    out = torch.empty(100)
+    tree_mean([torch.full((100,), operand), torch.zeros(100)], out, 1, wire="bf16")()
+    assert same(out, torch.full((100,), sent))
+
+
+def test_only_float32_is_rounded_and_only_where_something_is_added() -> None:
+    for dtype, count in ((torch.float64, 2), (torch.float16, 2), (torch.float32, 1)):
+        operands = [torch.full((100,), 1 + 2**-9, dtype=dtype)] * count
+        out = torch.empty(100, dtype=dtype)
+        tree_mean(operands, out, count, wire="bf16")()
+        assert torch.equal(out, operands[0])
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("divides", "scales"), [(False, False), (False, True), (True, True)])

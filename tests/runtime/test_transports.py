@@ -5,13 +5,15 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
+import torch
 from torch.autograd.profiler import profile
 
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.measure.paths import flat_program
 from sambasim.runtime.transports.connect import connect_here
-from sambasim.runtime.transports.network import scattered
+from sambasim.runtime.transports.network import narrowed, scattered
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.optimizers import Optimizers
 
@@ -55,6 +57,15 @@ def test_a_notice_if_the_ranks_of_a_node_are_no_block() -> None:
     assert notice.startswith("4 gradients of each slice are sent between 2 nodes; it would be 2 sums")
     (notice,) = scattered([0, 0, 0, 1, 1, 1])
     assert notice.startswith("6 gradients of each slice are sent between 2 nodes")
+
+
+def test_a_gradient_is_rounded_in_its_own_memory() -> None:
+    gradient = torch.randn(2 * CHUNK_ELEMENTS + 64)
+    expected, before = gradient[64:].bfloat16(), gradient[:64].clone()
+    sent = narrowed(gradient[64:], torch.bfloat16)
+    assert torch.equal(sent, expected)
+    assert sent.data_ptr() == gradient[64:].data_ptr()
+    assert torch.equal(gradient[:64], before)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])

@@ -125,7 +125,8 @@ def _is_same_model(saved: Manifest, now: Manifest) -> bool:
 
 def _alters_bits(name: str, saved: Manifest, now: Manifest) -> bool:
     """Whether the option called `name` decides more than which rank computes what, and when."""
-    if any(manifest.run.engine != "plain" or manifest.run.gradient_sync != EXACT_SYNC for manifest in (saved, now)):
+    runs = saved.run, now.run
+    if any(run.engine != "plain" or not run.gradient_sync.startswith(EXACT_SYNC) for run in runs):
         return True
     same_micro_steps = saved.pef.batch_size == now.pef.batch_size and _samples(saved) == _samples(now)
     return name not in _OF_RANKS and not (name in _OF_MICRO_STEPS and same_micro_steps)

@@ -139,6 +139,7 @@ def states_of(manifest: Manifest) -> dict[str, dict[tuple[str, str, TensorType],
 def describe(setup: Setup, samples: int) -> Manifest:
     """The manifest of a run before its first step, without shards. `samples` is the size of the training data."""
     program, document = setup.program, setup.document
+    exact = EXACT_SYNC if setup.wire == "fp32" else f"{EXACT_SYNC} of {setup.wire}"
     return Manifest(
         pef=PefModel(
             name=program.name,
@@ -158,7 +159,7 @@ def describe(setup: Setup, samples: int) -> Manifest:
             data=setup.data_identity,
             threads=setup.threads,
             engine=setup.options.engine,
-            gradient_sync="gloo" if setup.options.host_sync == "gloo" and setup.shards > 1 else EXACT_SYNC,
+            gradient_sync="gloo" if setup.options.host_sync == "gloo" and setup.shards > 1 else exact,
             torch=torch.__version__,
             cpu=", ".join(setup.cpus),
         ),

@@ -160,10 +160,10 @@ def _device(setting: Setting) -> Measured:
     by_rank = dict(zip(communicator.local_ranks, memories, strict=True))
     (group,) = program.groups
     if is_small(program, communicator):
-        small = SmallWindow(by_rank, communicator)
+        small = SmallWindow(by_rank, communicator, "fp32")
         run, parts = partial(_reduce_small, small), [(0, small.means[group.name])]
     else:
-        window = Window(by_rank, communicator)
+        window = Window(by_rank, communicator, "fp32")
         run, parts = partial(_reduce, window, window.reduce_scatter(program.groups)), list(window.means(group))
     gradient = by_rank[communicator.rank].region(group, "gradient")
     return Measured(gradient, run, parts, "mean", wrong_result=InternalError)

@@ -83,6 +83,11 @@ class Setup:
         return self.mesh.size(DATA_PARALLEL)
 
     @property
+    def wire(self) -> Literal["fp32", "bf16"]:
+        """In what gradients are sent and added; of one replica they are not."""
+        return self.options.wire if self.shards > 1 else "fp32"
+
+    @property
     def works(self) -> bool:
         return self.communicator.rank in self.roles.workers
 
@@ -330,7 +335,7 @@ def assemble(
     graphs = Graphs(setup.path, setup.document, setup.resolved, change)
     program = graphs.program
     fill = _with_weights(setup, weights, sliced=way is Way.HOST and program.zero == 3)
-    transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles)
+    transports = open_ranks(program, communicator, way, fill, setup.ranks, mesh, setup.roles, setup.wire)
     engine = choose_engine(options.engine, communicator, report.preparing)
     # One rank per node compiles; the others then load its result from the cache folder.
     if engine.inductor and communicator.local_rank > 0:

@@ -14,6 +14,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.program import Member, ParameterGroup
 from sambasim.ir.types import Slice, TensorType
 from sambasim.records.metrics import BytesMoved
+from sambasim.runtime.values.mean import Wire
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers
 
@@ -111,13 +112,14 @@ Slices: TypeAlias = Mapping[str, Sequence[Slice]]  # by parameter group, the sli
 
 class GradientSync(ABC):
     """Syncs gradients among `group`. `memory` holds the parameters and optimizer states that this rank updates;
-    `replicated`: every rank updates all parameters."""
+    `replicated`: every rank updates all parameters; `wire`: see `tree_mean`."""
 
     title: str
     """The name of the sync path in messages."""
 
-    def __init__(self, memory: DeviceMemory, group: AxisGroup, *, replicated: bool = False) -> None:
+    def __init__(self, memory: DeviceMemory, group: AxisGroup, wire: Wire, *, replicated: bool = False) -> None:
         self.program, self.memory, self.group, self.replicated = memory.program, memory, group, replicated
+        self.wire = wire
         self.slices: Slices = slices_of(self.program, group.size)
         self.replicas, self.replica = group.size, group.position
         self.bytes_moved = BytesMoved()

@@ -20,6 +20,7 @@ from sambasim.runtime.transports.host import Host, Roles, parameter_server, role
 from sambasim.runtime.transports.in_process import Hub, HubGroup, InProcess
 from sambasim.runtime.transports.messages import Boxes, MessageGroup, box_bytes, gather_losses
 from sambasim.runtime.transports.window import SmallWindow, Window, allocate_devices, is_small
+from sambasim.runtime.values.mean import Wire
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import StepObserver, report_spans
 
@@ -43,6 +44,7 @@ class Transport:
         self.program, self.replica = self.memory.program, self.sync.replica
         self.gives_loss, self.is_first_copy = self.mesh.gives_loss(self.rank), self.mesh.is_first_copy(self.rank)
         self.groups = {group.name: group for group in self.program.groups}
+        self.title += ", wire bf16" if self.sync.wire == "bf16" else ""
 
     def axis_group(self, axis: str) -> AxisGroup:
         """The group along `axis` that this rank belongs to."""
@@ -86,14 +88,16 @@ def open_ranks(
     ranks: Sequence[int] = (0,),
     mesh: Mesh | None = None,
     roles: Roles | None = None,
+    wire: Wire = "fp32",
 ) -> Sequence[Transport]:
     """Collective. Allocate memory for `ranks`, which this process runs, `fill` it, given the rank, and connect them.
-    `mesh`: of the job, if it has other axes than dp. Raises MachineError if there is too little memory."""
+    `mesh`: of the job, if it has other axes than dp; `wire`: see `tree_mean`. Raises MachineError if there is too
+    little memory."""
     allocated = allocate(program, communicator, way, ranks, mesh)
     with communicator.alike():  # another rank may fill memory that this one reads
         for rank, memory in zip(ranks, allocated.memories, strict=True):
             fill(memory, rank)
-    return connect(communicator, way, allocated, roles, mesh)
+    return connect(communicator, way, allocated, roles, mesh, wire)
 
 
 def allocate(
@@ -125,14 +129,19 @@ def groups_of(communicator: Communicator, ranks: Sequence[int], mesh: Mesh | Non
 
 
 def connect(
-    communicator: Communicator, way: Way, allocated: Allocated, roles: Roles | None = None, mesh: Mesh | None = None
+    communicator: Communicator,
+    way: Way,
+    allocated: Allocated,
+    roles: Roles | None = None,
+    mesh: Mesh | None = None,
+    wire: Wire = "fp32",
 ) -> Sequence[Transport]:
     """Collective. A transport for each rank of this process, whose weights are in device memory already: for all ranks
     of the job, a whole replica, one rank of a mesh, or all ranks of a replica (`--one-process-per-replica`)."""
     memories = allocated.memories
     if way is Way.IN_PROCESS and communicator.world_size == 1:
-        return connect_here(memories, mesh)
-    syncs = [_sync(way, allocated, number, roles) for number in range(len(memories))]
+        return connect_here(memories, mesh, wire)
+    syncs = [_sync(way, allocated, number, roles, wire) for number in range(len(memories))]
     if mesh is None:
         (memory,), (sync,) = memories, syncs
         mesh, by_messages = mesh_of(memory.program.mesh, sync.replicas), partial(MessageGroup, communicator)
@@ -150,14 +159,16 @@ def connect(
     return transports
 
 
-def connect_here(memories: Sequence[DeviceMemory], mesh: Mesh | None = None) -> Sequence[Transport]:
+def connect_here(
+    memories: Sequence[DeviceMemory], mesh: Mesh | None = None, wire: Wire = "fp32"
+) -> Sequence[Transport]:
     """A transport for each rank of `mesh`, which all run in this process; by default the mesh of one replica."""
     count = len(memories)
     hub, mesh = Hub(count), mesh or mesh_of(memories[0].program.mesh, count)
     transports = []
     for rank, memory in enumerate(memories):
         peers = mesh.group(rank, DATA_PARALLEL)
-        sync = InProcess([memories[peer] for peer in peers], HubGroup(hub, peers, rank))
+        sync = InProcess([memories[peer] for peer in peers], HubGroup(hub, peers, rank), wire)
         is_mesh = count > 1 and (count > len(peers) or memory.program.chips > 1)
         title = f"emulated ({mesh} in one process)" if is_mesh else sync.title
         transports.append(_in_hub(memory, sync, mesh, rank, hub, range(count), title))
@@ -215,16 +226,16 @@ def _title(title: str, sync: GradientSync) -> str:
     return title + (f", along dp: {sync.title}" if sync.replicas > 1 else "")
 
 
-def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None) -> GradientSync:
+def _sync(way: Way, allocated: Allocated, number: int, roles: Roles | None, wire: Wire) -> GradientSync:
     memory, group = allocated.memories[number], allocated.groups[number]
     match way:
         case Way.IN_PROCESS:
             return InProcess([memory], HubGroup(Hub(1), [0], 0))
         case Way.DEVICE:
-            return (SmallWindow if is_small(memory.program, group) else Window)(allocated.devices[number], group)
+            return (SmallWindow if is_small(memory.program, group) else Window)(allocated.devices[number], group, wire)
         case Way.HOST | Way.HOST_REPLICATED | Way.GLOO:
             slices = slices_of(memory.program, group.world_size)
-            places = Places(group, range(group.world_size), slices, device=memory, kept=memory)
+            places = Places(group, range(group.world_size), slices, memory, memory, wire)
             return Host(places, replicated=way is Way.HOST_REPLICATED, through_gloo=way is Way.GLOO)
         case Way.PARAMETER_SERVER:
-            return parameter_server(memory, roles or roles_of(group.world_size, dedicated=0), group)
+            return parameter_server(memory, roles or roles_of(group.world_size, dedicated=0), group, wire)

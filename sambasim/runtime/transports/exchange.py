@@ -5,19 +5,18 @@ An exchange has several rounds, so that buffers are small: while one is sent, th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.types import ALIGNMENT_ELEMENTS, DTYPE_BYTES, Slice, pieces
+from sambasim.ir.types import ALIGNMENT_ELEMENTS, Slice, pieces
 from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator, Message, Request
 from sambasim.runtime.transports.communication import Communication, Slices
-from sambasim.runtime.values.mean import Sum, tree_mean
+from sambasim.runtime.values.mean import Sum, Wire, sent_as, tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import SpanArgs, span
 
@@ -28,6 +27,7 @@ _REDUCE_TAG = 14
 _GATHER_TAG = 15
 
 _Copy: TypeAlias = tuple[Tensor, Tensor]  # (to, from)
+_Part: TypeAlias = tuple[int, torch.dtype]  # elements of a buffer
 
 
 def _halves() -> list[Tensor]:
@@ -37,14 +37,15 @@ def _halves() -> list[Tensor]:
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where gradients and parameters are, for one rank of a job. `workers`: the ranks with a replica; `device`: the
-    memory of this rank's replica, if any; `kept`: that of the updated slices. `outgoing`, `incoming`: host memory in
-    two halves, which rounds use alternately and all exchanges share."""
+    memory of this rank's replica, if any; `kept`: that of the updated slices; `wire`: see `tree_mean`. `outgoing`,
+    `incoming`: host memory in two halves, which rounds use alternately and all exchanges share."""
 
     communicator: Communicator
     workers: Sequence[int]
     slices: Slices
     device: DeviceMemory | None
     kept: DeviceMemory
+    wire: Wire
     outgoing: list[Tensor] = field(default_factory=_halves)
     incoming: list[Tensor] = field(default_factory=_halves)
     moved: BytesMoved = field(default_factory=BytesMoved)
@@ -120,8 +121,13 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
     """An exchange after which the own slices of the gradients in `places.kept` are means over the workers."""
     rank, others, workers = places.communicator.rank, places.others, places.workers
     cuts = _cuts(groups, places)
-    outgoing = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
-    incoming = _buffers([(group, [_lengths(slices)[rank]] * len(others)) for group, slices in cuts], places.incoming)
+    sent, received = list[list[_Part]](), list[list[_Part]]()
+    for group, slices in cuts:
+        parts = _parts(slices, sent_as(group, places.wire))
+        received.append([parts[rank]] * len(others))
+        parts[rank] = _parts(slices, getattr(torch, group.dtype))[rank]  # which is not sent
+        sent.append(parts)
+    outgoing, incoming = _buffers(sent, places.outgoing), _buffers(received, places.incoming)
     rounds = []
     for (group, slices), leaving, arriving in zip(cuts, outgoing, incoming, strict=True):
         now, operands = _Round(), dict(zip(others, arriving, strict=True))
@@ -135,7 +141,7 @@ def reduce_scatter(groups: Sequence[ParameterGroup], places: Places) -> Exchange
         if places.kept is places.device:
             mean = operands[rank]  # the host adds, then the mean is copied to the device
             now.last_copies.append((kept, mean))
-        now.means.append(tree_mean([operands[worker] for worker in workers], mean, len(workers)))
+        now.means.append(tree_mean([operands[worker] for worker in workers], mean, len(workers), wire=places.wire))
         rounds.append(now)
     return Exchange(rounds, places, _REDUCE_TAG)
 
@@ -144,7 +150,7 @@ def all_gather(groups: Sequence[ParameterGroup], places: Places, region: str = "
     """An exchange after which every replica's device has the owners' parameters (or another `region`)."""
     rank, is_on_device = places.communicator.rank, places.kept is places.device
     cuts = _cuts(groups, places)
-    buffers = _buffers([(group, _lengths(slices)) for group, slices in cuts], places.outgoing)
+    buffers = _buffers([_parts(slices, getattr(torch, group.dtype)) for group, slices in cuts], places.outgoing)
     rounds = []
     for (group, slices), parts in zip(cuts, buffers, strict=True):
         now, arriving = _Round(), dict(enumerate(parts))
@@ -169,27 +175,28 @@ def _cuts(groups: Sequence[ParameterGroup], places: Places) -> list[tuple[Parame
         slices = places.slices[group.name]
         owners = sum(start < stop for start, stop in slices)
         limit = max(ROUND_ELEMENTS // max(owners, 1) // ALIGNMENT_ELEMENTS, 1) * ALIGNMENT_ELEMENTS
-        for done, _ in pieces(0, max(_lengths(slices)), limit):
+        for done, _ in pieces(0, max(stop - start for start, stop in slices), limit):
             cut = [(min(start + done, stop), min(start + done + limit, stop)) for start, stop in slices]
             cuts.append((group, cut))
     return cuts
 
 
-def _lengths(slices: Sequence[Slice]) -> list[int]:
-    return [stop - start for start, stop in slices]
+def _parts(slices: Sequence[Slice], dtype: torch.dtype) -> list[_Part]:
+    return [(stop - start, dtype) for start, stop in slices]
 
 
 def _messages(parts: Mapping[int, Tensor]) -> list[Message]:
     return [(byte_array(part), rank) for rank, part in parts.items() if part.numel()]
 
 
-def _buffers(rounds: Sequence[tuple[ParameterGroup, Sequence[int]]], halves: list[Tensor]) -> list[list[Tensor]]:
-    """For each round, a tensor of each length, in alternating `halves`, which grow if need be."""
-    sizes = [sum(lengths) * DTYPE_BYTES[group.dtype] for group, lengths in rounds]
-    if max(sizes, default=0) > halves[0].nbytes:
-        halves[:] = [torch.empty(max(sizes), dtype=torch.uint8) for _ in range(2)]
+def _buffers(rounds: Sequence[Sequence[_Part]], halves: list[Tensor]) -> list[list[Tensor]]:
+    """For each round, a tensor for each part, in alternating `halves`, which grow if need be."""
+    sizes = [[numel * dtype.itemsize for numel, dtype in parts] for parts in rounds]
+    largest = max(map(sum, sizes), default=0)
+    if largest > halves[0].nbytes:
+        halves[:] = [torch.empty(largest, dtype=torch.uint8) for _ in range(2)]
     buffers = []
-    for number, (size, (group, lengths)) in enumerate(zip(sizes, rounds, strict=True)):
-        flat = halves[number % 2][:size].view(getattr(torch, group.dtype))
-        buffers.append([flat[a:b] for a, b in pairwise(accumulate(lengths, initial=0))])
+    for number, (parts, of_parts) in enumerate(zip(rounds, sizes, strict=True)):
+        cut = torch.split(halves[number % 2][: sum(of_parts)], of_parts)
+        buffers.append([part.view(dtype) for part, (_, dtype) in zip(cut, parts, strict=True)])
     return buffers

@@ -24,6 +24,7 @@ from sambasim.runtime.machine.process import gloo_errors
 from sambasim.runtime.transports.communication import Communication, GradientSync, Shared, Simple
 from sambasim.runtime.transports.exchange import Exchange, Places, all_gather, reduce_scatter
 from sambasim.runtime.transports.messages import MessageGroup, collect, gather_losses
+from sambasim.runtime.values.mean import Wire
 from sambasim.runtime.values.memory import DeviceMemory, slices_of
 from sambasim.runtime.watch.observer import span
 
@@ -52,7 +53,7 @@ class Host(GradientSync):
 
     def __init__(self, places: Places, *, replicated: bool = False, through_gloo: bool = False) -> None:
         group = MessageGroup(places.communicator)  # also of servers: they update slices, so the norm is theirs too
-        super().__init__(places.kept, group, replicated=replicated or through_gloo)
+        super().__init__(places.kept, group, places.wire, replicated=replicated or through_gloo)
         self.title = f"host (device to host, {'gloo' if through_gloo else 'MPI'}, host to device)"
         self.title += ", every replica updating everything" if replicated else ""
         self.slices, self.replicas = places.slices, len(places.workers)
@@ -97,7 +98,7 @@ class Host(GradientSync):
         return communication
 
 
-def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator) -> Host:
+def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communicator, wire: Wire) -> Host:
     """Sync by parameter servers. `memory`: of this rank's replica, or of a server without one, with the parameters."""
     program, rank, (first, *_), last = memory.program, communicator.rank, roles.servers, roles.servers[-1]
     of_servers, nothing = slices_of(program, len(roles.servers)), [(0, 0)]
@@ -108,7 +109,7 @@ def parameter_server(memory: DeviceMemory, roles: Roles, communicator: Communica
         kept = DeviceMemory.private(program)
         for group in program.groups:
             kept.region(group, "parameter").copy_(memory.region(group, "parameter"))
-    places = Places(communicator, roles.workers, slices, device=memory if works else None, kept=kept)
+    places = Places(communicator, roles.workers, slices, memory if works else None, kept, wire)
     who = f"parameter server: rank {first}" + (", which also works" if roles.servers == (0,) else "")
     if first < last:
         who = f"parameter servers: ranks {first} to {last}"

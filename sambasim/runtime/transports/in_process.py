@@ -15,7 +15,7 @@ from sambasim.errors import InternalError
 from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import Slice, TensorType
 from sambasim.runtime.transports.communication import AxisGroup, Combine, Communication, GradientSync, Shared, Simple
-from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.values.mean import Wire, tree_mean
 from sambasim.runtime.values.memory import DeviceMemory
 
 R = TypeVar("R")
@@ -150,8 +150,8 @@ def _copy_of(operands: Sequence[object]) -> Tensor:
 class InProcess(GradientSync):
     """Ranks of this process. Each updates its slices in the memory of the first, from which others copy parameters."""
 
-    def __init__(self, memories: Sequence[DeviceMemory], group: HubGroup) -> None:
-        super().__init__(memories[0], group)
+    def __init__(self, memories: Sequence[DeviceMemory], group: HubGroup, wire: Wire = "fp32") -> None:
+        super().__init__(memories[0], group, wire)
         self.title = f"emulated ({group.size} replicas in one process)" if group.size > 1 else "none (one replica)"
         self._memories, self._hub_group = memories, group
 
@@ -163,7 +163,7 @@ class InProcess(GradientSync):
         for group in groups:
             part = slice(*self.updated(group))
             gradients = [memory.region(group, "gradient")[part] for memory in self._memories]
-            sums.append(tree_mean(gradients, gradients[0], self.replicas))
+            sums.append(tree_mean(gradients, gradients[0], self.replicas, wire=self.wire))
         return self._on_memory("reduce", groups, lambda _: [add_up() for add_up in sums])
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sambasim.collectives import all_gather_messages, blocks, port_of, reduce_scatter_messages
 from sambasim.ir.dataflow import readiness
 from sambasim.ir.program import ParameterGroup
-from sambasim.ir.types import DTYPE_BYTES
+from sambasim.ir.types import pieces
 from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
 from sambasim.runtime.machine.communicator import Communicator
@@ -21,7 +21,7 @@ from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import Slices
 from sambasim.runtime.transports.links import Links
-from sambasim.runtime.values.mean import tree_mean
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Wire, sent_as, tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
 
@@ -41,13 +41,19 @@ def scattered(node_of: Sequence[int]) -> list[str]:
 
 class Network:
     """The messages of one rank; none with a single node. `memories`: those of this node, by rank; `slices`: for each
-    group, what each rank updates; `moved` counts the bytes. Of group g, message 2 g is a gradient, 2 g + 1 parameters.
-    Collective. Raises MachineError if hosts cannot connect."""
+    group, what each rank updates; `moved` counts the bytes; `wire`: see `tree_mean`. Of group g, message 2 g is a
+    gradient, 2 g + 1 parameters. Collective. Raises MachineError if hosts cannot connect."""
 
     def __init__(
-        self, communicator: Communicator, memories: Mapping[int, DeviceMemory], slices: Slices, moved: BytesMoved
+        self,
+        communicator: Communicator,
+        memories: Mapping[int, DeviceMemory],
+        slices: Slices,
+        moved: BytesMoved,
+        wire: Wire,
     ) -> None:
         self._communicator, self._memories, self._slices, self._moved = communicator, memories, slices, moved
+        self._wire = wire
         rank, node_of = communicator.rank, communicator.node_of
         self._own, self._groups = memories[rank], memories[rank].program.groups
         self._number = {group.name: number for number, group in enumerate(self._groups)}
@@ -55,7 +61,8 @@ class Network:
         self.sources = tuple(message.ranks[0] for message in self._reduce.received)
         """The ranks of other nodes that send operands to this rank; the lowest rank stands for a node's sum."""
         lengths = {name: of_ranks[rank][1] - of_ranks[rank][0] for name, of_ranks in slices.items()}
-        sizes = {group.name: lengths[group.name] * DTYPE_BYTES[group.dtype] for group in self._groups}
+        dtypes = {group.name: sent_as(group, wire) for group in self._groups}
+        sizes = {name: lengths[name] * dtype.itemsize for name, dtype in dtypes.items()}
         self.incoming_bytes = {name: size * len(self.sources) for name, size in sizes.items()}
         """By group, the bytes of gradients that this rank receives."""
         if self.sources:
@@ -68,7 +75,7 @@ class Network:
         """By group, the first node of a pass that reads its parameters; 0 for those that none reads."""
         self._places: dict[tuple[int, int], ByteArray] = {}  # of messages, by sender and number
         for group in self._groups:
-            size, dtype, number = sizes[group.name], getattr(torch, group.dtype), self._number[group.name]
+            size, dtype, number = sizes[group.name], dtypes[group.name], self._number[group.name]
             self.operands[group.name] = {of: torch.empty(lengths[group.name], dtype=dtype) for of in self.sources}
             for message in self._reduce.received if size else ():
                 self._places[message.source, 2 * number] = byte_array(self.operands[group.name][message.ranks[0]])
@@ -108,8 +115,8 @@ class Network:
             if start < stop:
                 if len(message.ranks) > 1:
                     self._sum(group, start, stop)
-                part = byte_array(gradient[start:stop])
-                self._links.send(message.target, number, part, (self._step, 0))
+                part = narrowed(gradient[start:stop], sent_as(group, self._wire))
+                self._links.send(message.target, number, byte_array(part), (self._step, 0))
 
     def holder(self, owner: int) -> int:
         """The rank of this node that receives the slices of `owner`."""
@@ -151,5 +158,15 @@ class Network:
         """Sum a slice over this node, in place of this rank's own gradient, which no other rank reads."""
         parts = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in sorted(self._memories.items())}
         own = parts[self._communicator.rank]
-        tree_mean([*parts.values()], own, 1)()
+        tree_mean([*parts.values()], own, 1, wire=self._wire)()
         self._moved.peer += (len(parts) - 1) * own.nbytes
+
+
+def narrowed(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """`part`, rounded to `dtype`, in the first bytes of its own memory."""
+    if part.dtype is dtype:
+        return part
+    place = part.view(dtype)[: part.numel()]
+    for start, stop in pieces(0, part.numel(), CHUNK_ELEMENTS):
+        place[start:stop] = part[start:stop].to(dtype)  # in memory of its own before it overwrites what has been read
+    return place

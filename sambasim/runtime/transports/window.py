@@ -28,7 +28,7 @@ from sambasim.runtime.transports.communication import Communication, Fusions, Gr
 from sambasim.runtime.transports.messages import MessageGroup, collect, gather_losses
 from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, parts_of, square_sums, tree_mean
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, Wire, parts_of, square_sums, tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, slices_of
 from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
@@ -87,12 +87,12 @@ class Window(GradientSync):
 
     title = _TITLE
 
-    def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
-        super().__init__(by_rank[communicator.rank], MessageGroup(communicator))
+    def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator, wire: Wire) -> None:
+        super().__init__(by_rank[communicator.rank], MessageGroup(communicator), wire)
         self.communicator, self.by_rank = communicator, by_rank
         communicator.at_close(self.memory.collapsing(_used_ranges(self.program, communicator)))
         self.flags = NodeFlags(communicator, self.program.exchanged)
-        self.network = Network(communicator, by_rank, self.slices, self.bytes_moved)
+        self.network = Network(communicator, by_rank, self.slices, self.bytes_moved, wire)
         self.observed += [self.flags, self.network]
         if self.network.sources:
             self.title = _TITLE.replace(")", "; between nodes TCP)")
@@ -208,9 +208,9 @@ class WindowReduce(Communication):
         window, replicas = self._window, self._window.replicas
         start, stop = window.updated(group)
         gradients = {rank: memory.region(group, "gradient")[start:stop] for rank, memory in window.by_rank.items()}
-        gathered = {**gradients, **window.network.operands[group.name]}
-        operands = [gathered[rank] for rank in sorted(gathered)]  # in the order of the tree
-        mean = partial(tree_mean, near=window.program.gradient_bytes <= _NEAR_BYTES, steps=self._steps)
+        operands = [each for _, each in sorted({**gradients, **window.network.operands[group.name]}.items())]
+        near = window.program.gradient_bytes <= _NEAR_BYTES
+        mean = partial(tree_mean, near=near, steps=self._steps, wire=window.wire)
         updates = []
         if self._optimizers is not None:
             # If the update divides its gradient, a pass over the sum is saved.
@@ -324,9 +324,9 @@ class SmallWindow(GradientSync):
 
     title = _TITLE
 
-    def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator) -> None:
+    def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator, wire: Wire) -> None:
         memory, size = by_rank[communicator.rank], communicator.world_size
-        super().__init__(memory, MessageGroup(communicator), replicated=True)
+        super().__init__(memory, MessageGroup(communicator), wire, replicated=True)
         self.flags = NodeFlags(communicator, self.program.exchanged)
         self.observed.append(self.flags)
         self.steps = 0
@@ -336,7 +336,7 @@ class SmallWindow(GradientSync):
         for group in memory.program.groups:
             gradients = [memory.region(group, "gradient") for _, memory in sorted(by_rank.items())]
             mean = self.means[group.name] = torch.empty_like(gradients[0])
-            self.reductions.append(tree_mean(gradients, mean, size, near=True))
+            self.reductions.append(tree_mean(gradients, mean, size, near=True, wire=wire))
         self.peer_bytes = (size - 1) * sum(mean.nbytes for mean in self.means.values())
 
     def fusions(self) -> Fusions:

@@ -1,14 +1,16 @@
 """The mean of gradients over replicas, and the norm of all gradients, each added in one fixed order.
 
-Mean: the binary tree of `collectives.tree`. Norm: squares are summed in float64 by blocks of a parameter, and the block
-sums in the order of parameters; no slice cuts a block. So the bits do not depend on which rank adds, nor on groups.
+Mean: the binary tree of `collectives`. With a narrower wire, every operand of an addition is rounded to it, a partial
+sum too, and the last sum is not: what one node sends another fits the wire, wherever nodes end. Norm: squares are
+summed in float64 by blocks of a parameter, and the block sums in the order of parameters; no slice cuts a block. So the
+bits do not depend on which rank adds, nor on groups.
 """
 
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,9 +30,16 @@ _REALS = {torch.float32: ("float", ctypes.c_float), torch.float64: ("double", ct
 
 Sum: TypeAlias = Callable[[], None]
 
+Wire: TypeAlias = Literal["fp32", "bf16"]
+
 Kernel: TypeAlias = Callable[[Sequence[Tensor], Tensor, bool, float, bool], Sum]
 """`kernel(operands, out, divides, number, near)` makes the function that writes the sum, times `number` or divided by
 it, to `out`, which may be one of the operands. `near`: all operands are in the core's own cache: changes no bit."""
+
+
+def sent_as(group: ParameterGroup, wire: Wire) -> torch.dtype:
+    """The dtype in which gradients of `group` are sent to other nodes, and through hosts."""
+    return torch.bfloat16 if wire == "bf16" and group.dtype == "float32" else getattr(torch, group.dtype)
 
 
 def tree_mean(
@@ -40,28 +49,32 @@ def tree_mean(
     *,
     near: bool = False,
     steps: tuple[Addition, ...] | None = None,
+    wire: Wire = "fp32",
 ) -> Sum:
     """A function that writes the sum of `operands` over `divisor` to `out`; all are flat and of one length, and `out`
     may be one of them. `near`: all operands lie in the core's own cache. `steps`: pairs of operand positions, each of
-    which adds the second to the first; by default in rank order."""
+    which adds the second to the first; by default in rank order. `wire`: to which operands of float32 sums are rounded;
+    those that have come from other ranks may have it."""
     divides = divisor & (divisor - 1) != 0  # x * (1/3) is not x / 3; a power of two is exact, and a product faster
     number = float(divisor) if divides else 1 / divisor
-    return _kernel_of(len(operands), out.dtype, steps)(operands, out, divides, number, near)
+    rounds = wire == "bf16" and out.dtype is torch.float32
+    return _kernel_of(len(operands), out.dtype, steps, rounds)(operands, out, divides, number, near)
 
 
 @cache
-def _kernel_of(count: int, dtype: torch.dtype, steps: tuple[Addition, ...] | None) -> Kernel:
+def _kernel_of(count: int, dtype: torch.dtype, steps: tuple[Addition, ...] | None, rounds: bool) -> Kernel:
     steps = additions(count) if steps is None else steps
-    return tree_mean_kernel(steps, dtype) or torch_tree_mean(steps, dtype)
+    return tree_mean_kernel(steps, dtype, rounds) or torch_tree_mean(steps, dtype, rounds)
 
 
-def tree_mean_build(dtype: torch.dtype) -> ctypes.CDLL | MachineError:
-    return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}")
+def tree_mean_build(dtype: torch.dtype, rounds: bool = False) -> ctypes.CDLL | MachineError:
+    return build("tree_mean", f"REAL={_REALS[dtype][0]}", f"BLOCK={_BLOCK_ELEMENTS}", *["ROUNDS"] * rounds)
 
 
-def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | None:
-    """The kernel in C; None if there is nothing to add, for other dtypes, and without a C compiler."""
-    library = tree_mean_build(dtype) if steps and dtype in _REALS else None
+def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype, rounds: bool = False) -> Kernel | None:
+    """The kernel in C; None if there is nothing to add, for other dtypes, and without a C compiler. `rounds`: operands
+    to bfloat16."""
+    library = tree_mean_build(dtype, rounds) if steps and dtype in _REALS else None
     if not isinstance(library, ctypes.CDLL):
         return None
     pointer, integer, real, function = ctypes.c_void_p, ctypes.c_int32, _REALS[dtype][1], library.tree_mean
@@ -78,7 +91,8 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     def bound(operands: Sequence[Tensor], out: Tensor, divides: bool, number: float, near: bool) -> Sum:
         # Each is of the C type that the function takes: without `argtypes`, ctypes would pass an int as 32 bits.
         addresses = (pointer * len(operands))(*[operand.data_ptr() for operand in operands])
-        added = pointer(places.data_ptr()), integer(len(steps)), integer(near), pointer(sums.data_ptr())
+        narrow = bytes(operand.dtype is not dtype for operand in operands)
+        added = pointer(places.data_ptr()), integer(len(steps)), integer(near), narrow, pointer(sums.data_ptr())
         result = pointer(out.data_ptr()), ctypes.c_int64(out.numel()), integer(divides), real(number)
         add_up = partial(function, addresses, *added, *result)
         vars(add_up)["tensors"] = (places, sums, out, *operands)  # which it keeps alive
@@ -87,7 +101,7 @@ def tree_mean_kernel(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel | 
     return bound
 
 
-def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
+def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype, rounds: bool = False) -> Kernel:
     """The kernel by torch's operators: for other dtypes, and without a C compiler."""
     # Operands must not be written to: from its first addition on, a sum has a buffer of its own.
     places = {into: torch.empty(CHUNK_ELEMENTS, dtype=dtype) for into, _ in steps}
@@ -101,7 +115,10 @@ def torch_tree_mean(steps: Sequence[Addition], dtype: torch.dtype) -> Kernel:
                 sums = parts.copy()
                 for position, (into, source) in enumerate(steps, start=1):
                     target = result if position == len(steps) else places[into][: result.numel()]
-                    sums[into] = torch.add(sums[into], sums[source], out=target)
+                    summands = [sums[into], sums[source]]
+                    if rounds:
+                        summands = [summand.bfloat16().float() for summand in summands]
+                    sums[into] = torch.add(*summands, out=target)
                 if not steps:
                     result.copy_(sums[0])
                 if divides:
