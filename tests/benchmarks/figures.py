@@ -188,8 +188,10 @@ def bf16(folder: Path) -> Iterator[Figure]:
 
 def hosts(folder: Path) -> Iterator[Figure]:
     """Seconds of a step on two hosts, which this machine plays, against DistributedDataParallel on gloo with the fused
-    optimizer: for each way of sync, two sizes of a GPT, and several links."""
-    ways, gpts = (Way.PLAIN, Way.HOST, Way.DDP_FUSED), (workloads.SMALL_GPT, WORKLOADS[0])
+    optimizer: for each way of sync, two sizes of a GPT, and several links. With gradients in bfloat16, against its own
+    way to send them so."""
+    peers = {Way.PLAIN: Way.DDP_FUSED, Way.HOST: Way.DDP_FUSED, Way.WIRE: Way.DDP_BF16}
+    ways, gpts = dict.fromkeys((*peers, *peers.values())), (workloads.SMALL_GPT, WORKLOADS[0])
     for workload in gpts:
         compile_workload(workload, folder)
     for link, (qdisc, goal) in LINKS.items():
@@ -202,8 +204,8 @@ def hosts(folder: Path) -> Iterator[Figure]:
         for name in (workload.name for workload in gpts):
             actions = {str(way): partial(_median_step_s, qdisc, folder, name, way) for way in ways}
             medians = in_turns(actions, HOST_ROUNDS)
-            for way in (Way.PLAIN, Way.HOST):
-                yield Figure(f"step of {name}, two hosts, {link}", way, Way.DDP_FUSED, f"ratio at most {goal}", medians)
+            for way, peer in peers.items():
+                yield Figure(f"step of {name}, two hosts, {link}", way, peer, f"ratio at most {goal}", medians)
 
 
 def _median_step_s(qdisc: str, folder: Path, name: str, way: str) -> Sequence[float]:

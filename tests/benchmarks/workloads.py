@@ -20,12 +20,14 @@ GPT2_BATCH, GPT2_LENGTH = 2, 128
 class Way(StrEnum):
     PLAIN = "sambasim"
     HOST = "sambasim, host sync"
+    WIRE = "sambasim, wire bf16"
     INDUCTOR = "sambasim, inductor"
     DDP = "DDP"
     """Without it where there is one replica: eager PyTorch."""
 
     DDP_COMPILED = "DDP, compiled and fused"
     DDP_FUSED = "DDP, fused"
+    DDP_BF16 = "DDP, fused, gradients in bf16"
     ALONE = "forward and backward alone"
     """In eager PyTorch, with nothing to sync and no optimizer."""
 

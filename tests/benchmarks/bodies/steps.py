@@ -20,6 +20,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from sambasim.ir.mesh import Mesh
@@ -35,15 +37,17 @@ def measured(communicator: Communicator, folder: Path, name: str, way: str, step
     workload = next(one for one in (*WORKLOADS, SMALL_GPT) if one.name == name)
     clock, pef = Clock(), folder / name / f"{name}.pef"
     batches = batches_of(workload, communicator.rank, communicator.world_size)
-    how = dict[str, Any](reduce_on_rdu=way != Way.HOST)
+    how: dict[str, Any] = {"reduce_on_rdu": way != Way.HOST, **({"wire": "bf16"} if way == Way.WIRE else {})}
     match way:
-        case Way.PLAIN | Way.HOST | Way.INDUCTOR:
+        case Way.PLAIN | Way.HOST | Way.WIRE | Way.INDUCTOR:
             engine = "inductor" if way == Way.INDUCTOR else "plain"
             train(pef, communicator, clock, steps, threads=1, engine=engine, **how)
-        case Way.DDP | Way.DDP_FUSED | Way.DDP_COMPILED:
+        case Way.DDP | Way.DDP_FUSED | Way.DDP_BF16 | Way.DDP_COMPILED:
             with gloo(communicator):
                 alone, compiled = workload.model(), way == Way.DDP_COMPILED
                 parallel = DistributedDataParallel(alone) if communicator.world_size > 1 else alone
+                if way == Way.DDP_BF16:
+                    cast(DistributedDataParallel, parallel).register_comm_hook(None, in_bf16)
                 model = cast(nn.Module, torch.compile(parallel)) if compiled else parallel
                 train_eagerly(model, _optimizer(workload, parallel, way != Way.DDP), batches, clock, steps)
         case Way.BFLOAT16 | Way.AUTOCAST:
@@ -68,6 +72,11 @@ def measured(communicator: Communicator, folder: Path, name: str, way: str, step
                 own.finish()
             return {"steps_s": clock.own_steps_s[WARM_UP_STEPS:], "checkpoints_s": clock.checkpoints_s}
     return {"steps_s": clock.steps_s, "checkpoints_s": []}
+
+
+def in_bf16(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """By its name, DDP refuses torch's own hook on gloo, which can add bfloat16."""
+    return bf16_compress_hook(cast(Any, state), bucket)
 
 
 class Autocast(nn.Module):
