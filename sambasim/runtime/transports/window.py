@@ -2,12 +2,10 @@
 
 `Window`: parameters exist once per node. Between nodes, slices are sent by TCP: see `network`. Once all replicas have
 completed a group, the owner of a slice reads it from all of them, in pieces that fit a core's cache, adds them in the
-order of the tree and divides. Without clipping, REDUCE, OPT and GATHER are one pass over memory: the owner updates the
-parameters and its own states in the same piece. No replica waits for another before its own pass has ended.
+order of the tree and divides. Without clipping, it updates parameters and its own states in the same pieces.
 
 `SmallWindow`, for small programs on one node, where waiting costs more than arithmetic: every replica sums all slices
-itself and updates its own parameters, with the same bits as if each slice had an owner. So a step has one barrier
-instead of two: when all gradients are complete."""
+itself and updates its own parameters, with the same bits. A step has one barrier instead of two."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
