@@ -77,13 +77,12 @@ def ends_with(parent: int) -> bool:
 
 
 class Fork(Generic[T]):
-    """A copy of the process as it is now, which answers by `work`: each time by a fresh copy of its own if `fresh`,
-    else with what earlier answers have left. `prepare` is called in it first. It prints nothing."""
+    """A copy of the process as it is now, which answers by `work`, each time in a fresh copy of its own. `prepare` is
+    called in it first. It prints nothing."""
 
-    def __init__(self, work: Callable[[Any], T], prepare: Callable[[], object], *, fresh: bool = True) -> None:
+    def __init__(self, work: Callable[[Any], T], prepare: Callable[[], object]) -> None:
         self._pipe, pipe = Pipe()
-        self._is_fresh = fresh
-        self.is_gone = False  # it has ended, and answers nothing
+        self._is_gone = False  # it has ended, and answers nothing
 
         def live() -> None:
             self._pipe.close()
@@ -95,9 +94,7 @@ class Fork(Generic[T]):
             with suppress(EOFError):
                 while True:
                     request = pipe.recv_bytes()
-                    if not fresh:
-                        _answer(work, request, pipe)
-                    elif os.waitpid(forked(partial(_answer, work, request, pipe, _LONGEST_S)), 0)[1] != 0:
+                    if os.waitpid(forked(partial(_answer, work, request, pipe)), 0)[1] != 0:
                         pipe.send_bytes(b"")
 
         try:
@@ -114,11 +111,11 @@ class Fork(Generic[T]):
         """What `work` has returned; None if it raised, ended the process or took too long. Raises its InternalError."""
         idle = Idle(self._pid)
         while not self._pipe.poll(_POLL_S):
-            self.is_gone = self.is_gone or os.waitpid(self._pid, os.WNOHANG)[0] != 0
-            if self.is_gone:  # and something that it has started holds its pipe open
+            self._is_gone = self._is_gone or os.waitpid(self._pid, os.WNOHANG)[0] != 0
+            if self._is_gone:  # and something that it has started holds its pipe open
                 break
             if idle.seconds() > _LONGEST_WAIT_S:
-                for pid in children_of(self._pid) if self._is_fresh else (self._pid,):
+                for pid in children_of(self._pid):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
         if not self._pipe.poll():
@@ -126,7 +123,7 @@ class Fork(Generic[T]):
         try:
             data = self._pipe.recv_bytes()
         except (EOFError, OSError):  # it has ended, perhaps within its answer
-            self.is_gone = True
+            self._is_gone = True
             return None
         answer: T | InternalError | None = pickle.loads(data) if data else None
         if isinstance(answer, InternalError):
@@ -191,9 +188,9 @@ def children_of(pid: int) -> Iterator[int]:
             yield from map(int, file.read_text().split())
 
 
-def _answer(work: Callable[[Any], object], request: bytes, pipe: "Connection[Any, Any]", longest_s: int = 0) -> None:
+def _answer(work: Callable[[Any], object], request: bytes, pipe: "Connection[Any, Any]") -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(longest_s)
+    signal.alarm(_LONGEST_S)
     try:
         answer = pickle.dumps(work(pickle.loads(request)))
     except InternalError as error:

@@ -14,64 +14,58 @@ from sambasim.errors import InternalError, InvariantError
 from sambasim.forks import Fork
 
 
-def test_each_fresh_copy_begins_anew_and_another_goes_on() -> None:
+def test_each_answer_begins_anew() -> None:
     counts = [0]
 
     def count(step: Any) -> int:
         counts[0] += step
         return counts[0]
 
-    for fresh, expected in ((True, [2, 2]), (False, [2, 4])):
-        fork: Fork[int] = Fork(count, lambda: None, fresh=fresh)
-        assert [fork.ask(2), fork.ask(2)] == expected
-        fork.close()
+    fork: Fork[int] = Fork(count, lambda: None)
+    assert [fork.ask(2), fork.ask(2)] == [2, 2]
+    fork.close()
     assert counts == [0]
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_what_raises_has_no_answer_a_fault_of_ours_is_raised_and_the_next_request_has_an_answer(fresh: bool) -> None:
+def test_what_raises_has_no_answer_a_fault_of_ours_is_raised_and_the_next_request_has_an_answer() -> None:
     def work(divisor: float) -> float:
         if divisor == 3:
             raise InvariantError(3, "of a test")
         return 1 / divisor
 
-    fork: Fork[float] = Fork(work, lambda: None, fresh=fresh)
+    fork: Fork[float] = Fork(work, lambda: None)
     assert fork.ask(0) is None
     with pytest.raises(InternalError, match="invariant 3: of a test"):
         fork.ask(3)
-    assert not fork.is_gone
     assert fork.ask(2) == 0.5
     fork.close()
 
 
-def test_a_copy_that_has_ended_is_told_from_one_that_raises() -> None:
-    fork: Fork[None] = Fork(lambda request: os.kill(os.getpid(), signal.SIGKILL), lambda: None, fresh=False)
+def test_what_ends_its_process_has_no_answer() -> None:
+    fork: Fork[None] = Fork(lambda request: os.kill(os.getpid(), signal.SIGKILL), lambda: None)
     assert fork.ask() is None
-    assert fork.is_gone
     fork.close()
 
 
 def test_a_helper_that_holds_the_pipe_of_a_copy_that_has_ended_keeps_nobody_waiting() -> None:
     def work(request: object) -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"], close_fds=False)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
 
     def inherited() -> None:
         for name in os.listdir("/proc/self/fd"):
             os.set_inheritable(int(name), int(name) > 2) if os.path.exists(f"/proc/self/fd/{name}") else None
 
-    fork: Fork[None] = Fork(work, inherited, fresh=False)
+    fork: Fork[None] = Fork(work, inherited)
     began_s = time.monotonic()
     assert fork.ask() is None
     assert time.monotonic() - began_s < 10
-    assert fork.is_gone
     fork.close()
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_copy_that_waits_for_ever_has_no_answer(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_waits_for_ever_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "_LONGEST_WAIT_S", 1.0)
-    fork: Fork[None] = Fork(lambda request: signal.pause(), lambda: None, fresh=fresh)
+    fork: Fork[None] = Fork(lambda request: signal.pause(), lambda: None)
     assert fork.ask() is None
     fork.close()
 

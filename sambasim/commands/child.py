@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import chain
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from types import MappingProxyType
 from typing import IO, Any, TypeAlias, TypeVar
 
 import torch
@@ -43,16 +44,21 @@ _LONGEST_WAIT_S = 30.0  # a child that does nothing for so long waits for a thre
 _FRAME = re.compile(rb'File "(?P<file>[^"]+)", line (?P<line>\d+) in ')  # of faulthandler, innermost first
 
 
-def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: None) -> T:
+def in_child(
+    work: Callable[[OnPhase], T],
+    on_phase: OnPhase = lambda phase: None,
+    ends: Mapping[str, SambasimError] = MappingProxyType({}),
+) -> T:
     """What `work` returns, in a child of this process; both results and errors must be such that pickle takes them.
     `on_phase` is called here with what `work` passes to its argument. A SambasimError of the child is raised here; any
-    other exception, and the end of the child by a signal, as a CaptureError or InternalError with the user's line."""
+    other exception, and the end of the child by a signal, as a CaptureError or InternalError with the user's line.
+    `ends`: by phase, what is raised instead if the child ends in it."""
     with ExitStack() as stack:
         crash = stack.enter_context(tempfile.TemporaryFile())
         pipes = [Pipe(duplex=False) for _ in range(3)]  # messages, descriptor 1, descriptor 2
         for end in chain.from_iterable(pipes):
             stack.callback(end.close)
-        child = _Child(forked(lambda: _live(work, pipes, crash)), [reads for reads, _ in pipes], on_phase)
+        child = _Child(forked(lambda: _live(work, pipes, crash)), [reads for reads, _ in pipes], on_phase, ends)
         stack.callback(child.end)
         for _, writes in pipes:
             writes.close()
@@ -64,8 +70,8 @@ def in_child(work: Callable[[OnPhase], T], on_phase: OnPhase = lambda phase: Non
 class _Child:
     """The child as its parent sees it. `pipes`: the ends from which its messages and its output are read."""
 
-    def __init__(self, pid: int, pipes: list[_Pipe], on_phase: OnPhase) -> None:
-        self._pid, self._pipes, self._on_phase = pid, pipes, on_phase
+    def __init__(self, pid: int, pipes: list[_Pipe], on_phase: OnPhase, ends: Mapping[str, SambasimError]) -> None:
+        self._pid, self._pipes, self._on_phase, self._ends = pid, pipes, on_phase, ends
         self._phase = ""
         self._status: int | None = None
         self._answer: tuple[str, Any] | None = None
@@ -152,6 +158,8 @@ class _Child:
         code = os.waitstatus_to_exitcode(self._status or 0)
         if code == -signal.SIGINT:
             return KeyboardInterrupt()
+        if self._phase in self._ends:
+            return self._ends[self._phase]
         what, remedy = f"the model ended the process{when}, with exit code {code}", "leave out os._exit() in the model"
         if code == -signal.SIGKILL:
             what = f"the compiler was killed{when}: most likely this machine has too little memory"

@@ -3,7 +3,7 @@ does. The caller's model, generators, caches and process stay as they were."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from sambasim.commands.child import OnPhase, in_child
-from sambasim.commands.proof.eager import LiveModel, check_modes
+from sambasim.commands.proof.eager import COMPUTES, PLAYS, LiveModel, check_modes
 from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import Example
@@ -217,7 +217,9 @@ def compile_proved(
         if options.check != 0:
             watch.begin(_PROVE)
             try:
-                checked, told = in_child(lambda phase: prove(hidden, live, options, source, options.check))
+                checked, told = in_child(
+                    lambda phase: prove(hidden, live, options, source, options.check, phase), ends=_ends()
+                )
                 notices += told
                 if checked is None:
                     notices.append(f"{_NOT_COMPARED}: PyTorch takes no batch of this kind")
@@ -231,6 +233,12 @@ def compile_proved(
     notices += [f"differs from eager PyTorch by rounding: {', '.join(names)}{at}" for at, names in by_line.items()]
     notices += [*record_compiled(digest), *_replaced(before, path)]
     return replace(done, path=path, digest=digest, notices=tuple(notices), phases_s=watch.phases_s, checked=checked)
+
+
+def _ends() -> Mapping[str, MachineError]:
+    """What is raised if a proof's process ends, by what it was doing."""
+    what = "the process of eager PyTorch has ended, by a crash or for lack of memory"
+    return {COMPUTES: MachineError(what, remedy="a smaller batch or model; or --check 0")}
 
 
 @contextmanager
@@ -303,10 +311,10 @@ def verify_against(path: Path, target: str, steps: int | None = None, on_phase: 
         source = open_source(options.data, specs)
         live = LiveModel(model, example_batch(model, options, source=source))
         phase(_PROVE)
-        return prove(path, live, options, source, steps, with_own_weights=False)
+        return prove(path, live, options, source, steps, phase, with_own_weights=False)
 
     try:
-        return in_child(proof, on_phase)
+        return in_child(proof, lambda phase: None if phase in (COMPUTES, PLAYS) else on_phase(phase), _ends())
     except CaptureError as error:
         error.remedy = "name the model that was compiled; if it has changed since, compile it again"
         raise

@@ -6,7 +6,6 @@ train() or eval() changes weights are refused at the method, and the remedy is e
 
 import inspect
 import os
-import pickle
 import random
 import signal
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sambasim as ss
-from sambasim.commands.proof.eager import _REMEDY, Eager, alone
+from sambasim.commands.proof.eager import _REMEDY, Eager
 from sambasim.commands.proof.prove import FEWEST_STEPS, MOST_STEPS, equal, made_batches, steps_of
 from sambasim.errors import CaptureError
 from sambasim.pef import map_weights, read, write
@@ -122,13 +121,6 @@ def test_batches_that_are_made_are_others_of_the_same_kind() -> None:
                 assert float(one.double().abs().max()) <= float(example[name].double().abs().max())
 
 
-def test_of_a_large_memory_only_the_part_is_sent() -> None:
-    part = torch.arange(1 << 20)[5:9]
-    sent = alone({"buffers": [part]})
-    assert len(pickle.dumps(sent)) < 10_000
-    assert torch.equal(sent["buffers"][0], part)
-
-
 class First(Net):
     """It does something before it computes."""
 
@@ -165,18 +157,29 @@ def test_what_pytorch_cannot_run_at_all_is_told(tmp_path: Path, monkeypatch: pyt
 _steps = [0]
 
 
-def _ends_in_the_copy(x: Tensor) -> None:
+def _ends_in_the_proof(x: Tensor) -> None:
     """PyTorch crashes on the second batch that is made for the proof."""
-    if any(frame.function == "_train" for frame in inspect.stack()):
+    if any(frame.function == "ask" for frame in inspect.stack()):
         _steps[0] += 1
         if _steps[0] > 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_crash_of_eager_pytorch_is_no_shorter_proof(tmp_path: Path) -> None:
-    done = proved(tmp_path, First(_ends_in_the_copy), given=inputs())
+    done = proved(tmp_path, First(_ends_in_the_proof), given=inputs())
     assert done.checked is None
     assert any("the process of eager PyTorch has ended" in one for one in done.notices)
+
+
+def _sets_in_the_proof(x: Tensor) -> None:
+    if any(frame.function == "ask" for frame in inspect.stack()):
+        torch.set_flush_denormal(True)
+
+
+@pytest.mark.parametrize("does", [_sets_in_the_proof, lambda x: torch.set_flush_denormal(True)])
+def test_a_model_that_changes_what_kernels_compute_is_refused(does: Callable[[Tensor], object], tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"torch\.set_flush_denormal, which is of the process"):
+        proved(tmp_path, First(does), given=inputs())
 
 
 def test_a_batch_that_a_run_would_refuse_is_told_or_the_model_is_refused(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def in_child(function: Callable[[], Any]) -> Any:
             except BaseException:
                 return traceback.format_exc()[-2000:]
 
-        with closing(Fork(answer, lambda: None, fresh=False)) as fork:
+        with closing(Fork(answer, lambda: None)) as fork:
             answered = fork.ask()
         said.seek(0)
         return answered if answered is not None else f"no answer: {said.read()[:2000] or 'it ended, or was killed'}"

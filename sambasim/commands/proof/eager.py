@@ -1,41 +1,45 @@
 """The user's model in eager PyTorch, beside a PEF: the same tensors, the same random numbers, the same optimizer. It
-computes in a copy of this process, while the PEF is played. Models whose `train()` or `eval()` changes weights are
-refused: a PEF has one set of weights."""
+computes each step before the PEF is played. Models whose `train()` or `eval()` changes weights are refused: a PEF has
+one set of weights."""
 
 import inspect
-import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from sambasim.commands.proof.played import Batch, Played, seed_of
 from sambasim.compiler.capture.asked_values import modes_reach_inside
 from sambasim.compiler.capture.recording import Recording, digest_of, first_line
 from sambasim.compiler.capture.sharing import is_dense
+from sambasim.compiler.capture.snapshot import process_state
 from sambasim.compiler.capture.step import Example, Loss, Losses, both_steps
 from sambasim.compiler.capture.tensors import Widened, held_by
 from sambasim.compiler.capture.trial import modes_kept, quiet
 from sambasim.compiler.names import symbol_name
 from sambasim.compiler.own_optimizer import OwnUpdate, own_update
-from sambasim.errors import CaptureError, MachineError, ModelError
-from sambasim.forks import Fork
+from sambasim.errors import CaptureError, InternalError, ModelError
 from sambasim.ir.program import STEP, Program
 from sambasim.ir.types import SymbolKind
 from sambasim.optimizers import OPTIMIZERS
 from sambasim.options.compile import CompileOptions
-from sambasim.runtime.machine.process import seed_everything
+from sambasim.runtime.machine.process import seed_everything, silent
 from sambasim.whose_code import is_library_file
 
+T = TypeVar("T")
+
+COMPUTES, PLAYS = "eager PyTorch computes", "the PEF is played"
+"""What a proof is doing."""
+
 _SMALL_BYTES = 1 << 20
-"""Larger buffers are sent only if a step changes them: they may be weights in another form."""
+"""Larger buffers are taken only if a step changes them: they may be weights in another form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,28 @@ class LiveModel:
     own: Mapping[str, OwnUpdate] = field(default_factory=dict)
 
 
-class Eager:
-    """The model of `live`, which is changed: it takes the tensors of the PEF with `program`, and keeps them."""
+class NotForEager(Exception):
+    """PyTorch itself cannot run a step on this batch."""
 
-    def __init__(self, live: LiveModel, options: CompileOptions, program: Program) -> None:
-        model = live.model
+
+class Trained(NamedTuple):
+    """`outputs` by chip and micro-batch, `buffers` by chip and symbol; `gradients` of trained parameters, by symbol,
+    and `others` that have one."""
+
+    outputs: Sequence[Sequence[Sequence[Tensor]]]
+    buffers: Sequence[Batch]
+    gradients: Batch
+    others: Sequence[str]
+
+
+class Eager:
+    """The model of `live`, which is changed: it takes the tensors of the PEF with `program`, and keeps them. `on_doing`
+    is told when it begins and ends to compute."""
+
+    def __init__(
+        self, live: LiveModel, options: CompileOptions, program: Program, on_doing: Callable[[str], object]
+    ) -> None:
+        model, self._on_doing = live.model, on_doing
         if not (model.training or options.inference):
             model.train()
         self._step, self._evaluation = both_steps(model, live.example, options, live.loss, live.losses)
@@ -70,6 +91,46 @@ class Eager:
             if symbol.torch_names and (tensor is None or tuple(tensor.shape) != symbol.whole.shape):
                 what = f"the model has no {symbol.kind} {symbol.torch_names[0]} of {symbol.whole}, as the PEF has"
                 raise ModelError(what, remedy="name the model that was compiled")
+        changed = {output.symbol for output in program.leading.outputs}
+        buffers = [name for name in self.tensors if program.symbols[name].kind is SymbolKind.BUFFER]
+        self._buffers = [name for name in buffers if name in changed or self.tensors[name].nbytes <= _SMALL_BYTES]
+        self._trained = [member.parameter for group in program.groups for member in group.members]
+        self.is_behind = False  # whether it has other parameters than the PEF that is played
+
+    def ask(self, played: Played, compute: Callable[[], T]) -> T:
+        """What `compute` returns, with the tensors of `played`; it prints nothing. Raises NotForEager if PyTorch cannot
+        do it, and CaptureError if it changes settings of this process, in which the PEF is played too."""
+        self.take({name: played.read(name) for name in (*self._buffers, *(self._trained if self.is_behind else ()))})
+        self.is_behind, before = False, process_state()
+        self._on_doing(COMPUTES)
+        try:
+            with silent(1, 2):
+                result = compute()
+        except InternalError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise NotForEager from error
+        finally:
+            self._on_doing(PLAYS)
+        now = process_state()
+        if changed := next((name for name in now if now[name] != before[name]), None):
+            raise CaptureError(f"forward() changes {changed}, which is of the process", remedy="set it outside")
+        return result
+
+    def train(self, played: Played, of_chips: Sequence[Sequence[Batch]], number: int) -> Trained:
+        """Forward and backward of step `number`, of the micro-batches of each chip."""
+        outputs, kept = [], []
+        for tensor in self.tensors.values():
+            tensor.grad = None
+        for chip, batches in enumerate(of_chips):
+            self.take({name: played.read(name, chip) for name in self._buffers})
+            scale = 1 / (len(batches) * len(of_chips))
+            seeds = (seed_of(number, chip, at) for at in range(len(batches)))
+            outputs.append([self.forward_and_backward(batch, next(seeds), scale) for batch in batches])
+            kept.append({name: self.tensors[name].detach().clone() for name in self._buffers})
+        found = {name: gradient for name in self.tensors if (gradient := self._gradient(name)) is not None}
+        gradients = {name: found.pop(name) for name in self._trained if name in found}
+        return Trained(outputs, kept, gradients, [name for name, gradient in found.items() if gradient.any()])
 
     def forward_and_backward(self, batch: Batch, seed: int, scale: float) -> list[Tensor]:
         """The outputs of one pass, in the order of the PEF. Gradients of the loss times `scale` are added up."""
@@ -82,12 +143,18 @@ class Eager:
         return [output.detach() for output in outputs]
 
     def loss(self, batch: Batch) -> float | None:
-        """The loss of a training step on `batch`, of any size; None if it draws random numbers, or fails."""
+        """The loss of a training step on `batch`, of any size; None if it draws random numbers."""
         before = torch.get_rng_state()
-        with quiet(), torch.no_grad(), suppress(Exception):
+        with quiet(), torch.no_grad():
             loss = float(self._step(*(tensor.clone() for tensor in batch.values()))[0])
-            return loss if torch.equal(before, torch.get_rng_state()) else None
-        return None
+        return loss if torch.equal(before, torch.get_rng_state()) else None
+
+    def values(self, batch: Batch) -> "set[Key]":
+        """The keys of all that a pass computes."""
+        values = _Values()
+        with values:
+            self.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
+        return values.keys
 
     def evaluate(self, batch: Batch, seed: int) -> list[Tensor]:
         """The outputs in evaluation mode. Gradients are enabled: without, torch has other kernels for some layers."""
@@ -101,18 +168,23 @@ class Eager:
         """In a narrow type a PEF adds up in float32 what eager PyTorch does not."""
         return Widened() if self._rounds else nullcontext()
 
-    def gradient(self, parameter: str) -> Tensor | None:
+    def _gradient(self, parameter: str) -> Tensor | None:
         gradient = self.tensors[parameter].grad
         return gradient.to_dense() if gradient is not None and gradient.layout is not torch.strided else gradient
 
-    def update(self) -> bool:
-        """A first step of the user's optimizers, or of torch's of the same kind; False if torch has none."""
+    def update(self, gradients: Batch) -> bool:
+        """A first step of the user's optimizers, or of torch's of the same kind, with these `gradients`; False if torch
+        has none."""
+        for name, gradient in gradients.items():
+            own = self.tensors[name].grad
+            if own is None or own.layout is not torch.strided or not torch.equal(own, gradient):
+                self.tensors[name].grad = gradient.clone()
         narrow = (torch.bfloat16, torch.float16) if self._rounds else ()
         wide = {name: tensor for name, tensor in self.tensors.items() if tensor.dtype in narrow}
         if self._optimizers and not wide:
-            for own in self._optimizers:
-                own.state.clear()
-                own.step()
+            for optimizer in self._optimizers:
+                optimizer.state.clear()
+                optimizer.step()
             return True
         updated = {name: tensor.detach().float() if name in wide else tensor for name, tensor in self.tensors.items()}
         for name, tensor in wide.items():
@@ -192,111 +264,6 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, u
         result = func(*args, **(kwargs or {}))
         self.keys.update(map(key_of, filter(is_dense, tree_leaves(result))))
         return result
-
-
-class Trained(NamedTuple):
-    """`outputs` by chip and micro-batch, `buffers` by chip and symbol, and `others` with a gradient, not trained."""
-
-    outputs: Sequence[Sequence[Sequence[Tensor]]]
-    buffers: Sequence[Mapping[str, Tensor]]
-    others: Sequence[str]
-
-
-class Beside:
-    """A copy of this process with `eager` as it is now, which takes the tensors of `played` before each request.
-    `shared`: tensors of both processes, for each trained parameter its gradient; after an update its new value."""
-
-    def __init__(self, eager: Eager, played: Played) -> None:
-        self._eager, program = eager, played.program
-        changed = {output.symbol for output in program.leading.outputs}
-        buffers = [name for name in eager.tensors if program.symbols[name].kind is SymbolKind.BUFFER]
-        self._buffers = [name for name in buffers if name in changed or eager.tensors[name].nbytes <= _SMALL_BYTES]
-        trained = [member.parameter for group in program.groups for member in group.members]
-        self.shared = {name: _in_shared_memory(eager.tensors[name]) for name in trained}
-        self.is_behind = False  # whether the copy has other parameters than `played`
-        self._fork: Fork[Any] = Fork(self._answer, partial(torch.set_num_threads, 1), fresh=False)
-        self.close = self._fork.close
-
-    def begin(self, played: Played, what: str, *request: object) -> None:
-        """Have the copy `train`, `evaluate`, `update`, or tell the `loss` or the `values` of a batch."""
-        if self.is_behind:
-            for name, tensor in self.shared.items():
-                tensor.copy_(played.read(name))
-        chips = range(played.program.chips)
-        buffers = [{name: played.read(name, chip) for name in self._buffers} for chip in chips]
-        self._fork.begin(alone((what, self.is_behind, buffers, *request)))
-        self.is_behind = False
-
-    def end(self) -> Any:
-        """What was asked for; None if PyTorch could not do it. Raises MachineError if its process has ended."""
-        answer = self._fork.end()
-        if self._fork.is_gone:
-            what = "the process of eager PyTorch has ended, by a crash or for lack of memory"
-            raise MachineError(what, remedy="a smaller batch or model; or --check 0")
-        return answer
-
-    def ask(self, played: Played, what: str, *request: object) -> Any:
-        self.begin(played, what, *request)
-        return self.end()
-
-    def _answer(self, request: tuple[Any, ...]) -> object:
-        what, is_behind, buffers, *rest = request
-        self._eager.take({**(self.shared if is_behind else {}), **buffers[0]})
-        match what:
-            case "train":
-                return alone(self._train(buffers, *rest))
-            case "update":
-                return self._update()
-            case "values":
-                (batch,) = rest
-                with _Values() as values:
-                    self._eager.forward_and_backward(batch, seed_of(0, 0, 0), 1.0)
-                return alone(values.keys)
-        return alone(getattr(self._eager, what)(*rest))
-
-    def _train(self, buffers: Sequence[Batch], of_chips: Sequence[Sequence[Batch]], number: int) -> Trained:
-        eager, outputs, kept = self._eager, [], []
-        for tensor in eager.tensors.values():
-            tensor.grad = None
-        for chip, batches in enumerate(of_chips):
-            eager.take(buffers[chip])
-            scale = 1 / (len(batches) * len(of_chips))
-            seeds = (seed_of(number, chip, at) for at in range(len(batches)))
-            outputs.append([eager.forward_and_backward(batch, next(seeds), scale) for batch in batches])
-            kept.append({name: eager.tensors[name].detach().clone() for name in self._buffers})
-        gradients = {name: eager.gradient(name) for name in eager.tensors}
-        for name, shared in self.shared.items():
-            gradient = gradients.pop(name)
-            shared.zero_() if gradient is None else shared.copy_(gradient)
-        others = [name for name, gradient in gradients.items() if gradient is not None and gradient.any()]
-        return Trained(outputs, kept, others)
-
-    def _update(self) -> bool:
-        for name, gradient in self.shared.items():
-            before = self._eager.tensors[name].grad
-            if before is None or before.layout is not torch.strided or not torch.equal(before, gradient):
-                self._eager.tensors[name].grad = gradient.clone()
-        is_done = self._eager.update()
-        for name, shared in self.shared.items():
-            shared.copy_(self._eager.tensors[name].detach())
-        return is_done
-
-
-def alone(values: Any) -> Any:
-    """`values` with copies of tensors that are parts of others, which pickle would write whole."""
-
-    def of_its_own(value: object) -> object:
-        if not isinstance(value, Tensor) or value.untyped_storage().nbytes() <= value.nbytes:
-            return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
-
-    return tree_map(of_its_own, values)
-
-
-def _in_shared_memory(tensor: Tensor) -> Tensor:
-    """A tensor like this one, that a copy of this process has too."""
-    memory = torch.frombuffer(mmap.mmap(-1, max(tensor.nbytes, 1)), dtype=torch.uint8)
-    return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 _REMEDY = (

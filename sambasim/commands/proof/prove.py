@@ -5,7 +5,7 @@ buffer has the bits of eager PyTorch, or it has not. What differs by rounding al
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from itertools import chain
 from math import isclose
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sambasim.commands.proof.eager import Beside, Eager, LiveModel
+from sambasim.commands.proof.eager import Eager, LiveModel, NotForEager
 from sambasim.commands.proof.played import Batch, Played
-from sambasim.commands.proof.steps import NotForEager, Steps, called
+from sambasim.commands.proof.products import Products, sharing
+from sambasim.commands.proof.steps import Steps, called
 from sambasim.compiler.capture.tensors import STORED, inputs_in, stored_in
 from sambasim.compiler.capture.trial import as_written, buffers_of_plain_tensors, tracing
 from sambasim.compiler.front import inputs_of
@@ -83,26 +84,34 @@ def prove(
     options: CompileOptions,
     source: Source | None = None,
     steps: int | None = None,
+    on_doing: Callable[[str], object] = lambda doing: None,
     *,
     with_own_weights: bool = True,
 ) -> Proof:
     """Compare the PEF at `path` with the model of `live`, which is changed: call it in a child. `source`: the data,
-    where there is some; `steps`: by default those of `steps_of`; `with_own_weights`: whether the model must have those
-    of the PEF already. Raises CaptureError for a difference."""
+    where there is some; `steps`: by default those of `steps_of`; `on_doing`: see Eager; `with_own_weights`: whether the
+    model must have those of the PEF already. Raises CaptureError for a difference."""
     keep_freed_memory()
     own_memory(live.model)
     stored = stored_in(STORED[options.dtype], live.model)
     with repeatable(1), as_written(), buffers_of_plain_tensors(live.model), stored, ExitStack() as stack:
         if live.losses is not None:  # apps ask samba.session.tracing what to compute
             stack.enter_context(tracing())
-        proof = _Proof(path, live, options, source, with_own_weights)
-        stack.callback(proof.close)
+        products = stack.enter_context(closing(Products()))
+        proof = _Proof(path, live, options, source, products, on_doing, with_own_weights)
         return Proof(proof.run(steps), tuple(proof.notices()))
 
 
 class _Proof:
     def __init__(
-        self, path: Path, live: LiveModel, options: CompileOptions, source: Source | None, with_own_weights: bool
+        self,
+        path: Path,
+        live: LiveModel,
+        options: CompileOptions,
+        source: Source | None,
+        products: Products,
+        on_doing: Callable[[str], object],
+        with_own_weights: bool,
     ) -> None:
         document = read(path)
         weights = map_weights(path, document, check=False)
@@ -110,20 +119,21 @@ class _Proof:
         stored = partial(inputs_in, STORED[options.dtype])
         self._example = stored(live.example.inputs)
         self._passes = program.chips * program.micro_batches
-        self._played = Played(program, weights)
-        eager = Eager(live, options, program)
+        self._eager = eager = Eager(live, options, program, on_doing)
         for name, tensor in eager.tensors.items():
             if not with_own_weights:
                 eager.take({name: weights[name]})
             elif not torch.equal(tensor, weights[name]):
                 raise CaptureError(f"the PEF has other values of {called(program, name)} than the model")
-        self._eager = Beside(eager, self._played)
-        self.close = self._eager.close
+            if tensor.is_contiguous():  # then operands are known to be equal without reading them
+                with suppress(RuntimeError):
+                    weights[name] = sharing(tensor.detach())
+        self._played = Played(program, weights)
         self._read: Iterator[Batch] = iter(())
         if source is not None:
             self._read = read_batches(source, live.model, options, live.example.inputs, 1)
         graphs = [graph for graph in (program.training, program.evaluation) if graph is not None]
-        self._steps = {graph.name: Steps(graph, self._played, self._eager, weights) for graph in graphs}
+        self._steps = {graph.name: Steps(graph, self._played, eager, products, weights) for graph in graphs}
         self._last: Sequence[Batch] = ()
         self._refused: SambasimError | None = None
         self._of_run = arguments_of(program.names_of(SymbolKind.ARGUMENT), options.arguments)
@@ -142,7 +152,7 @@ class _Proof:
         if self._passes == 1 or self._whole is None or self._program.training is None:
             return
         batches = (self._whole, *parts(self._whole, self._passes))
-        of_whole, *of_parts = (self._eager.ask(self._played, "loss", self._with_run(0, part)) for part in batches)
+        of_whole, *of_parts = (self._loss(self._with_run(0, part)) for part in batches)
         known = [loss for loss in of_parts if loss is not None]
         if of_whole is None or len(known) < len(of_parts):
             return
@@ -153,6 +163,13 @@ class _Proof:
                 f"{mean:.6g}, of which a step takes the gradient: the model mixes samples of a batch, as by BatchNorm, "
                 "a sum or in-batch negatives"
             )
+
+    def _loss(self, batch: Batch) -> float | None:
+        """None if PyTorch cannot tell it."""
+        try:
+            return self._eager.ask(self._played, lambda: self._eager.loss(batch))
+        except NotForEager:
+            return None
 
     def run(self, steps: int | None) -> Checked | None:
         asked = steps_of(self._program) if steps is None else steps

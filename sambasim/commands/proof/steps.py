@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from sambasim.commands.proof.eager import Beside, Key, Trained, key_of
+from sambasim.commands.proof.eager import Eager, Key, NotForEager, key_of
 from sambasim.commands.proof.played import Batch, Played, seed_of
+from sambasim.commands.proof.products import Products
 from sambasim.errors import CaptureError
 from sambasim.ir.graph import Graph, Node, SourceLine
 from sambasim.ir.mesh import TENSOR
@@ -39,6 +40,7 @@ _KEEP = (
 _OF_ALL = 0.25
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,6 @@ class _GraphValues(StepObserver):
         return reporting(node, function, lambda name, value, operands: self.keys.update({name: key_of(value)}))
 
 
-class NotForEager(Exception):
-    """PyTorch itself cannot run a step on this batch."""
-
-
 def called(program: Program, symbol: str) -> str:
     """What the user calls a symbol: `the gradient of fc.weight`."""
     kind, names = program.symbols[symbol].kind, program.symbols[symbol].torch_names
@@ -101,10 +99,14 @@ def called(program: Program, symbol: str) -> str:
 
 
 class Steps:
-    """The steps of `graph`, the training or the evaluation graph, which `eager` does too, and their differences."""
+    """The steps of `graph`, the training or the evaluation graph, which `eager` does first, and their differences.
+    Both compute a product of `products` once."""
 
-    def __init__(self, graph: Graph, played: Played, eager: Beside, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, graph: Graph, played: Played, eager: Eager, products: Products, weights: Mapping[str, Tensor]
+    ) -> None:
         self._graph, self._played, self._eager, self._weights = graph, played, eager, weights
+        self._products = products
         self._program = program = played.program
         self._of_kind: dict[SymbolKind, list[tuple[str, str]]] = {kind: [] for kind in SymbolKind}
         for output in graph.outputs:
@@ -125,7 +127,7 @@ class Steps:
     def evaluate(self, number: int, batches: Sequence[Batch]) -> None:
         """Compare the outputs of the evaluation graph. Raises NotForEager, and CaptureError for a difference."""
         request = batches[0], seed_of(number, 0, 0)
-        ours, theirs = self._both(lambda: self._played.evaluate(*request), "evaluate", *request)
+        theirs, ours = self._both(lambda: self._eager.evaluate(*request), lambda: self._played.evaluate(*request))
         self._compare_outputs(ours, theirs, " in evaluation")
         self._raise(number, None)
 
@@ -133,10 +135,9 @@ class Steps:
         """Compare the outputs, buffers and gradients of a training step and, in the first one, what the optimizer makes
         of the parameters. `batches`: of each micro-batch of each chip. Raises as `evaluate`. Later steps have the
         parameters of the first update, or of their own if ranks exchange gradients in it."""
-        program, played = self._program, self._played
+        program, played, eager = self._program, self._played, self._eager
         request = [batches[chip :: program.chips] for chip in range(program.chips)], number
-        theirs: Trained
-        ours, theirs = self._both(lambda: played.forward_and_backward(*request), "train", *request)
+        theirs, ours = self._both(lambda: eager.train(played, *request), lambda: played.forward_and_backward(*request))
         for chip, (of_chip, outputs, buffers) in enumerate(zip(ours, theirs.outputs, theirs.buffers, strict=True)):
             where = f" of chip {chip}" if program.chips > 1 else ""
             for own, of_eager in zip(of_chip, outputs, strict=True):
@@ -146,12 +147,13 @@ class Steps:
         updates = played.updates and (number == 0 or program.ranks_of_replica > 1)
         if updates:
             played.update()
-        values, shared = dict(self._of_kind[SymbolKind.GRADIENT]), self._eager.shared
+        values, gradients = dict(self._of_kind[SymbolKind.GRADIENT]), theirs.gradients
         # Of the largest number of all gradients, what a gradient whose terms cancel is made of.
-        scale = cache(lambda: max(map(_largest, shared.values()), default=0.0) * _OF_ALL)
+        scale = cache(lambda: max(map(_largest, gradients.values()), default=0.0) * _OF_ALL)
         for member in self._members:
-            name, other = member.gradient, shared[member.parameter]
-            self._add(called(program, name), values[name], played.read(name), other, scale)
+            name, ours_of = member.gradient, played.read(member.gradient)
+            other = gradients[member.parameter] if member.parameter in gradients else torch.zeros_like(ours_of)
+            self._add(called(program, name), values[name], ours_of, other, scale)
         if theirs.others:
             what = f"{called(program, theirs.others[0])} has a gradient in eager PyTorch, and none in the PEF"
             raise CaptureError(what, remedy=_REPORT)
@@ -160,37 +162,28 @@ class Steps:
             self._compare_update()
         self._eager.is_behind = updates
 
-    def _both(self, play: Callable[[], T], what: str, *request: object) -> tuple[T, Any]:
-        """What the PEF and eager PyTorch give, which compute at the same time."""
-        self._eager.begin(self._played, what, *request)
-        try:
-            ours = play()
-        except Exception:
-            if self._eager.end() is None:
-                raise NotForEager from None
-            raise
-        theirs = self._eager.end()
-        if theirs is None:
-            raise NotForEager
-        return ours, theirs
+    def _both(self, compute: Callable[[], T], play: Callable[[], U]) -> tuple[T, U]:
+        """What eager PyTorch gives, and what the PEF does."""
+        with self._products.kept():
+            theirs = self._eager.ask(self._played, compute)
+        with self._products.taken():
+            return theirs, play()
 
     def _compare_outputs(self, ours: Mapping[str, Tensor], theirs: Sequence[Tensor], where: str) -> None:
         for (symbol, value), other in zip(self._of_kind[SymbolKind.OUTPUT], theirs, strict=False):
             self._add(called(self._program, symbol) + where, value, ours[symbol], other)
 
     def _compare_update(self) -> None:
-        shared = self._eager.shared
-        for member in self._members:  # the optimizers are compared, and not what rounding does to gradients
-            shared[member.parameter].copy_(self._played.read(member.gradient))
-        updated = self._eager.ask(self._played, "update")
-        if updated is None:
+        # The optimizers are compared, and not what rounding does to gradients.
+        gradients = {member.parameter: self._played.read(member.gradient) for member in self._members}
+        try:
+            updated = self._eager.ask(self._played, lambda: self._eager.update(gradients))
+        except NotForEager:
             what = "the step of the optimizer, which the graph computes, raises an error in eager PyTorch"
-            raise CaptureError(what, remedy="call the function on a parameter of the model, by itself")
-        if not updated:
-            return
-        for name, theirs in shared.items():
+            raise CaptureError(what, remedy="call the function on a parameter of the model, by itself") from None
+        for name in gradients if updated else ():
             said = f"{called(self._program, name)} after a step of the optimizer"
-            self._add_update(said, self._weights[name], self._played.read(name), theirs)
+            self._add_update(said, self._weights[name], self._played.read(name), self._eager.tensors[name])
         self._raise(0, None)
 
     def _add(
@@ -243,10 +236,11 @@ class Steps:
         ours = _GraphValues()
         played = Played(self._program, self._weights, ours)
         self._eager.is_behind = True
-        theirs: set[Key] | None = self._eager.ask(played, "values", batch)
-        played.forward_and_backward([[batch]], 0)
-        if theirs is None:
+        try:
+            theirs = self._eager.ask(played, lambda: self._eager.values(batch))
+        except NotForEager:
             return None
+        played.forward_and_backward([[batch]], 0)
         needed = {value}
         for node in reversed(self._graph.nodes):
             if not needed.isdisjoint(node.results):

@@ -47,7 +47,7 @@ class Snapshot:
     """Of what can be reached from `roots`, which have names."""
 
     def __init__(self, roots: Mapping[str, object]) -> None:
-        process = _process_state().items()
+        process = process_state().items()
         self.slots = {(name, "process", 0): Slot(name, "process", None, None, value, value) for name, value in process}
         self._modules: dict[str, nn.Module] = {}
         self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
@@ -118,17 +118,34 @@ class Snapshot:
         return [slot for slot in changed if not slot.name.startswith(whole)]
 
 
-def _process_state() -> dict[str, object]:
+_SMALLEST = 2.0**-1022
+"""The smallest normal number. Python computes with it as kernels do."""
+
+
+def settings_of_kernels() -> dict[str, object]:
+    """What is set for the whole process, and changes what kernels compute, by what it is called."""
+    precision = torch._C._get_fp32_precision_getter
+    of_mkldnn = torch._C._get_mkldnn_enabled(), torch._C._get_mkldnn_deterministic(), torch._C._get_onednn_allow_tf32()
+    return {
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "torch.set_float32_matmul_precision": (torch.get_float32_matmul_precision(), precision("generic", "all")),
+        "torch.backends.mkldnn": (*of_mkldnn, *(precision("mkldnn", kind) for kind in ("all", "matmul", "conv"))),
+        "torch.backends.nnpack": torch._C._get_nnpack_enabled(),
+        "torch.set_flush_denormal": _SMALLEST / 2 == 0,
+    }
+
+
+def process_state() -> dict[str, object]:
     """What is set for the whole process, the generators of random numbers apart, by what it is called."""
     return {
         "the grad mode": torch.is_grad_enabled(),
         "the default dtype": torch.get_default_dtype(),
         "torch.autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "the inference mode": torch.is_inference_mode_enabled(),
-        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "the number of threads": torch.get_num_threads(),
         "the environment": hash(tuple(sorted(os.environ.items()))),
         "the context of decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
+        **settings_of_kernels(),
     }
 
 

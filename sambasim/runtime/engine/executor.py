@@ -29,6 +29,7 @@ from sambasim.runtime.engine.instructions import RegisterFile, Registers, Unit
 from sambasim.runtime.engine.pass_code import PassCode
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.transports.window import WindowReduce
+from sambasim.runtime.values.memory import storage_of
 from sambasim.runtime.watch.observer import StepObserver
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Executor:
             number = register(name)
             if name not in self._tangents and name not in of_micro_batch:
                 initial[number] = tensor_of(name)
-        self._kept_storages = {tensor.untyped_storage().data_ptr() for tensor in initial if isinstance(tensor, Tensor)}
+        self._kept_storages = {storage_of(tensor) for tensor in initial if isinstance(tensor, Tensor)}
         self._shares_memory: dict[int, bool] = {}
         self._nodes_before = [0, *(section.stop for section in self.sections)]
         ranges = spans_of_actions(self.sections)
@@ -291,7 +292,7 @@ class Executor:
         for symbol, register in places:
             value = live[register]
             if register not in shares_memory:  # an operator returns a view in every pass or in none
-                shares_memory[register] = value.untyped_storage().data_ptr() in self._kept_storages
+                shares_memory[register] = storage_of(value) in self._kept_storages
             outputs[symbol] = value.clone() if shares_memory[register] else value
 
     def _held_inputs(self) -> list[tuple[Symbol, Tensor]]:

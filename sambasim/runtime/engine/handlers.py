@@ -22,7 +22,7 @@ from sambasim.runtime.engine.instructions import Instruction, RegisterFile, valu
 from sambasim.runtime.transports.communication import AxisGroup, Communication, Simple, mean_of, nothing, sum_of
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.values.mean import parts_of, square_sums
-from sambasim.runtime.values.memory import SHARED_KINDS, joined, part
+from sambasim.runtime.values.memory import SHARED_KINDS, joined, part, storage_of
 from sambasim.runtime.values.operators import Function
 from sambasim.runtime.values.optimizers import Optimizers
 
@@ -81,8 +81,8 @@ def _evaluate_view(instruction: Instruction, registers: RegisterFile) -> bool:
         view = instruction.function(*(value_of(operand, registers.initial) for operand in instruction.operands))
     except Exception:  # the first pass raises it again, with its context
         return False
-    memories = {operand.untyped_storage().data_ptr() for operand in operands}
-    if not isinstance(view, Tensor) or view.untyped_storage().data_ptr() not in memories:
+    memories = {storage_of(operand) for operand in operands}
+    if not isinstance(view, Tensor) or storage_of(view) not in memories:
         return False
     registers.initial[result] = view
     return True

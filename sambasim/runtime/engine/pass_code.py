@@ -18,6 +18,7 @@ from sambasim.ir.graph import Node
 from sambasim.ir.ranks import ends_step
 from sambasim.runtime.engine.code import Code, generate
 from sambasim.runtime.engine.instructions import Instruction, Unit
+from sambasim.runtime.values.memory import storage_of
 from sambasim.runtime.values.operators import WRITES_OUT, Function, builtin
 
 
@@ -163,7 +164,7 @@ class PassCode(dict[Key, Code]):
         destination can be viewed with the strides that the kernel chose."""
         made, place = self._made.pop(route.maker), self._places[route.value]
         self._made.pop(route.last, None)
-        same_memory = made.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        same_memory = storage_of(made) == storage_of(value)
         from_first = made.storage_offset() == value.storage_offset()
         alike = value.dtype == place.dtype and value.shape == place.shape and value.numel() == made.numel()
         dense = torch.ops.aten.is_non_overlapping_and_dense(made)

@@ -104,7 +104,7 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
         # The store has no authentication, and by itself it would listen on all interfaces.
         listener = socket.create_server((interface, 0))
         place, own = (address, listener.getsockname()[1]), interface or _LOOPBACK
-        with _silent():
+        with silent(2):  # c10d warns of every address that no DNS has a name for
             server = dist.TCPStore(
                 own, place[1], None, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
             )
@@ -115,7 +115,7 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
         _check_reachable(host, port, min(30.0, timeout_s), where)
     hook = sys.excepthook
     try:
-        with _silent():
+        with silent(2):
             store = server or dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
         # The store ends with rank 0, should gloo not start there.
         communicator.barrier()
@@ -130,15 +130,17 @@ def bring_up(communicator: Communicator, timeout_s: float = 300.0) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Discards what C++ prints to stderr within: c10d warns of every address that no DNS has a name for."""
-    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 2)
+def silent(*descriptors: int) -> Iterator[None]:
+    """Discards what is printed to `descriptors` within, also by C++."""
+    before, devnull = [os.dup(number) for number in descriptors], os.open(os.devnull, os.O_WRONLY)
+    for number in descriptors:
+        os.dup2(devnull, number)
     try:
         yield
     finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+        for kept, number in zip(before, descriptors, strict=True):
+            os.dup2(kept, number)
+            os.close(kept)
         os.close(devnull)
 
 

@@ -213,6 +213,12 @@ def byte_array(tensor: Tensor) -> ByteArray:
     return array
 
 
+def storage_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common. Not its address: who asks for that may write to it, for torch, and
+    memory that is copied when one of two changes it would be."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 class DeviceMemory:
     """Typed views of the device memory of one rank; none copies. `shared`, if given, holds parameters and constants at
     the same offsets: the storage of another replica of the node."""
