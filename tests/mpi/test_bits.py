@@ -29,8 +29,6 @@ from tests.support.mpi import RANKS
 from tests.support.whole import is_whole, whole, whole_case
 
 WAYS: Mapping[str, Mapping[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "emulated": {}}
-TCP = {"tcp": {"reduce_on_rdu": True, "short_bytes": 0}}
-"""What larger models do between nodes."""
 ALL, HOST = tuple(WAYS), ("host",)
 
 
@@ -101,8 +99,7 @@ def test_device_host_and_emulation_are_equal_for_every_example(
     chosen = few if nodes else paths
     if np == 8:
         chosen = [path for path in few if path.stem.startswith(("digits", "char_gpt"))]
-    ways = {**WAYS, **(TCP if nodes else {})}
-    check_apart(check_exact(np, chosen, nodes, accumulations=(1, 2) if is_whole() or not nodes else (2,), ways=ways))
+    check_apart(check_exact(np, chosen, nodes, accumulations=(1, 2) if is_whole() or not nodes else (2,)))
 
 
 @whole

@@ -2,12 +2,10 @@
 
 They travel while the rank computes: gradients of a group once its node has completed them, and its parameters as soon
 as they are updated. First go those of the earlier step, then gradients, then parameters as the next pass reads them.
-Short ones do not: it takes longer to wake a thread of `Links` than MPI to send and receive them.
 """
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,19 +16,14 @@ from sambasim.ir.program import ParameterGroup
 from sambasim.ir.types import pieces
 from sambasim.records.metrics import BytesMoved
 from sambasim.records.trace import Track
-from sambasim.runtime.machine.communicator import Communicator, Request
+from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.machine.process import check_node_memory
 from sambasim.runtime.transports.communication import Slices
-from sambasim.runtime.transports.links import Links, Urgency
+from sambasim.runtime.transports.links import Links
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Wire, sent_as, tree_mean
 from sambasim.runtime.values.memory import DeviceMemory, byte_array
 from sambasim.runtime.watch.observer import span
-from sambasim.units import KIB
-
-SHORT_BYTES = 512 * KIB
-"""Up to this many bytes of gradients, messages are those of MPI."""
-_TAG = 31_001  # of message 0; a program's own messages have smaller ones
 
 
 def scattered(node_of: Sequence[int]) -> list[str]:
@@ -44,34 +37,6 @@ def scattered(node_of: Sequence[int]) -> list[str]:
         f"{travelling} gradients of each slice are sent between {count} nodes; it would be {count} sums if each "
         "node held neighbouring ranks, in a block of a power of two (mpirun -ppn, --map-by; srun --ntasks-per-node)"
     ]
-
-
-class _Short:
-    """As `Links`, but that messages must be expected, and are received in `wait_for` only, in a busy loop."""
-
-    def __init__(
-        self, communicator: Communicator, places: Mapping[tuple[int, int], ByteArray], arrived: Callable[[int], object]
-    ) -> None:
-        self._communicator, self._places, self._arrived = communicator, places, arrived
-        self._sent: list[Request] = []
-        self._coming: list[tuple[int, Request]] = []
-
-    def expect(self, number: int) -> None:
-        for (source, of), place in self._places.items():
-            if of == number:
-                self._coming.append((number, self._communicator.irecv(place, source, _TAG + number)))
-
-    def send(self, peer: int, number: int, buffer: ByteArray, urgency: Urgency) -> None:
-        self._sent.append(self._communicator.isend(buffer, peer, _TAG + number))
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        test_all = self._communicator.test_all
-        self._sent = [request for request in self._sent if not test_all([request])]
-        while not condition():
-            for each in [each for each in self._coming if test_all([each[1]])]:
-                self._coming.remove(each)
-                self._arrived(each[0])
-            os.sched_yield()  # ranks may share cores
 
 
 class Network:
@@ -127,24 +92,16 @@ class Network:
         self._came: Counter[int] = Counter()
         self._step = 0  # begun so far: messages of a step are not overtaken by those of the next one
         received = (message.source for message in (*self._reduce.received, *self._gather.received))
-        self.way = "TCP" if self._own.program.gradient_bytes > SHORT_BYTES else "MPI"
-        self._links: Links | _Short = _Short(communicator, self._places, self._arrived)
-        if self.sources and self.way == "TCP":
+        if self.sources:
             # Those of empty slices too: both ends of a connection must know of it.
             peers = {message.target for message in (*self._reduce.sent, *self._gather.sent)}.union(received)
-            self._links = links = Links(communicator, sorted(peers), self._places, self._arrived)
-            communicator.at_close(links.close)
+            self._links = Links(communicator, sorted(peers), self._places, self._arrived)
+            communicator.at_close(self._links.close)
 
     def begin_step(self, groups: Collection[ParameterGroup]) -> None:
         """Gradients of `groups` will come."""
         self._step += 1
-        for group in groups:
-            self._expect(2 * self._number[group.name])
-
-    def _expect(self, number: int) -> None:
-        self._asked[number] += 1
-        if isinstance(self._links, _Short):
-            self._links.expect(number)
+        self._asked.update(2 * self._number[group.name] for group in groups)
 
     def _arrived(self, number: int) -> None:
         self._came[number] += 1
@@ -186,7 +143,7 @@ class Network:
         part = parameter[slice(*self._slices[group.name][self._communicator.rank])]
         for message in self._gather.sent if part.numel() else ():
             self._links.send(message.target, number, byte_array(part), (self._step, 1, self.first_reader[group.name]))
-        self._expect(number)
+        self._asked[number] += 1
         self._moved.network += self._bytes[number]
 
     @span(Track.COLLECTIVES, "wait for parameters of other nodes", detailed=False)

@@ -93,7 +93,7 @@ class Window(GradientSync):
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved, wire)
         self.observed += [self.flags, self.network]
         if self.network.sources:
-            self.title = _TITLE.replace(")", f"; between nodes {self.network.way})")
+            self.title = _TITLE.replace(")", "; between nodes TCP)")
         self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         self._losses_of_all: Callable[[], Shared] | None = None
         training = self.program.training
