@@ -26,6 +26,7 @@ from sambasim.compiler.capture.tensors import (
     check_model,
     dtype_name,
     entries_of,
+    has_gaps,
     held_by,
     inputs_in,
     sparse_embeddings,
@@ -109,7 +110,7 @@ def _notices_of(built: Built, program: Program, model: nn.Module, options: Compi
 
 
 def _strided(model: nn.Module) -> list[str]:
-    return [held.name for held in held_by(model) if not held.tensor.is_contiguous()]
+    return [held.name for held in held_by(model) if has_gaps(held.tensor)]
 
 
 def capture_model(

@@ -13,7 +13,6 @@ from torch.distributions import Beta, Dirichlet, Gamma, Pareto
 from torch.nn import functional
 
 from tests.parity.test_blocks import check_bits
-from tests.support.intel import ON_INTEL
 from tests.support.whole import every_second
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
@@ -195,11 +194,7 @@ RANDOM: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", every_second(["orthogonal", *NETS, *RANDOM]))
-def test_a_step_and_an_evaluation_have_the_bits_of_eager(
-    tmp_path: Path, name: str, request: pytest.FixtureRequest
-) -> None:
-    if name == "orthogonal":
-        request.applymarker(ON_INTEL)
+def test_a_step_and_an_evaluation_have_the_bits_of_eager(tmp_path: Path, name: str) -> None:
     net = orthogonal() if name == "orthogonal" else Net({**NETS, **RANDOM}[name])
     _, evaluated = check_bits(net, {"x": X, "target": Y}, tmp_path)
     assert all(torch.equal(*pair) for pair in evaluated)

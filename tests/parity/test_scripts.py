@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tests.parity.scripts import Trained
 from tests.parity.scripts.layouts import LAYOUTS, SCRIPTS, goes, in_sambasim, saved_in, script
-from tests.support.intel import ON_INTEL
 from tests.support.mpi import run_mpi
 from tests.support.whole import whole, whole_case
 
@@ -37,9 +36,7 @@ def apart(found: Trained, wanted: Trained) -> float:
 
 @pytest.mark.parametrize(("name", "title"), _CASES)
 @pytest.mark.usefixtures("one_thread")
-def test_it_trains_as_plain_pytorch_does(name: str, title: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if name == "gan":
-        request.applymarker(ON_INTEL)
+def test_it_trains_as_plain_pytorch_does(name: str, title: str, tmp_path: Path) -> None:
     layout, trained = LAYOUTS[title], script(name)
     far = apart(in_sambasim(name, layout, tmp_path), trained.in_pytorch(layout.replicas))
     is_alike = layout.replicas * trained.ACCUMULATED == 1 and "loss.mean_over" not in trained.HOW.get("set", {})

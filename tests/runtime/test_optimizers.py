@@ -9,11 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sambasim.ir.program import MASTER
-from sambasim.ir.types import cut
+from sambasim.ir.program import MASTER, Member, ParameterGroup
+from sambasim.ir.types import align, cut
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS
-from sambasim.runtime.values.optimizers import PIECE_ELEMENTS, Scalars, narrow_update, slice_update
+from sambasim.runtime.values.optimizers import (
+    PIECE_ELEMENTS,
+    Place,
+    Scalars,
+    joined,
+    narrow_update,
+    places_of,
+    slice_update,
+)
 from sambasim.runtime.values.rounding import draw, round_stochastically
 
 NUMEL = 2 * PIECE_ELEMENTS + 64
@@ -65,7 +73,7 @@ class Trained:
             if self.parameter.dtype is torch.float32:
                 updates.append(slice_update(*operands, scalars))
             else:
-                updates.append(narrow_update(*operands, scalars, scratch, seed, [(0, 0, a)]))
+                updates.append(narrow_update(*operands, scalars, scratch, seed, [Place(0, b - a, 0, a)]))
 
         def step(gradient: Tensor) -> None:
             scalars.begin(scalars.step + 1, 1.0)
@@ -147,6 +155,48 @@ def test_slices_that_end_at_64_elements_have_the_bits_of_the_whole(
     numel = least + 64 * lines
     sliced, whole = (Trained(kind, dtype, numel).train(seed, replicas) for replicas in (world_size, 1))
     assert torch.equal(sliced, whole)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("kind", _IN_TORCH)
+def test_parameters_of_any_size_have_the_bits_of_torch(kind: str, world_size: int) -> None:
+    """Kernels round the last elements of a tensor, 16 or fewer, differently from the same elements amid others."""
+    sizes, members = (2, 64, 1, 128, 79, 200, 15), list[Member]()
+    for size in sizes:
+        start = align(members[-1].start + members[-1].numel, 64) if members else 0
+        members.append(Member(f"p{start}", f"g{start}", start, size, len(members)))
+    numel = align(members[-1].start + size, 64)
+    group = ParameterGroup("all", "float32", numel, tuple(members), 0, {})
+    ours, spans = Trained(kind, torch.float32, numel), [slice(one.start, one.start + one.numel) for one in members]
+    theirs = [torch.nn.Parameter(ours.parameter[span].clone()) for span in spans]
+    make, given_to_torch = _IN_TORCH[kind]
+    has_kernel = isinstance(update := OPTIMIZERS[kind].update, Fused) and update.is_kernel
+    how = {"fused": True} if has_kernel else {"foreach": False}
+    optimizer = make(theirs, weight_decay=0.01, **how, **given_to_torch)
+    flat = torch.zeros(numel)
+    updates = [
+        slice_update(
+            ours.parameter[a:b],
+            flat[a:b],
+            {name: state[a:b] for name, state in ours.states.items()},
+            ours.scalars,
+            places=joined(places_of(group, a, b)),
+        )
+        for a, b in cut(numel, world_size)
+    ]
+    for number, gradient in enumerate(ours.gradients, 1):
+        flat.copy_(gradient)
+        ours.scalars.begin(number, 1.0)
+        for update_slice in updates:
+            update_slice()
+        for one, span in zip(theirs, spans, strict=True):
+            one.grad = gradient[span].clone()
+        optimizer.step()
+    for one, span in zip(theirs, spans, strict=True):
+        assert torch.equal(ours.parameter[span], one.data)
+        states = [torch_state for torch_state in optimizer.state[one].values() if torch_state.shape == one.shape]
+        found = {tuple(state[span].tolist()) for state in ours.states.values()}
+        assert found == {tuple(state.tolist()) for state in states}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -169,10 +169,10 @@ def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.Embedd
 
 
 def as_on_device(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Parameters and buffers of `model` are contiguous, apart from those that share memory with another, and embeddings
+    """Parameters and buffers of `model` are dense, apart from those that share memory with another, and embeddings
     have dense gradients, with zeros for the rows that no sample reads. Afterwards they are as before."""
     held = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
-    strided = [tensor for tensor in held if not tensor.is_contiguous()]
+    strided = [tensor for tensor in held if has_gaps(tensor)]
     alone = [tensor for tensor in strided if sum(share_memory(tensor, other) for other in held) <= 1]
     changes: list[tuple[Any, str, object]] = [(tensor, _STRIDED, tensor.data) for tensor in alone]
     changes += [(tensor, "data", tensor.data.contiguous()) for tensor in alone]
@@ -213,6 +213,11 @@ def order_to_restore(tensor: Tensor) -> tuple[int, ...]:
     order = memory_order(tensor) if tensor.layout is torch.strided else ()
     is_other = order != tuple(range(len(order))) and tensor.permute(order).is_contiguous()
     return order if is_other else ()
+
+
+def has_gaps(tensor: Tensor) -> bool:
+    """Whether the elements of a tensor are not side by side in memory, in whatever order."""
+    return not tensor.is_contiguous() and not order_to_restore(tensor)
 
 
 def check_memory(held: Sequence[Held], changed: Set[str]) -> None:

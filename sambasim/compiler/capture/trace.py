@@ -95,6 +95,29 @@ def plain_constants(graph: fx.Graph, constants: dict[str, Tensor], given_out: Se
                 node.meta["val"] = shape.permute(order)
 
 
+def held_in_order(graph: fx.Graph) -> None:
+    """Parameters and buffers, which a device holds in the order of their axes, are read in the order that the user's
+    have in memory, such as torch.channels_last: kernels choose by it, and round differently. `graph` is changed."""
+    for node in graph.find_nodes(op="placeholder"):
+        described, value = node.meta["desc"], node.meta.get("val")
+        if not isinstance(described, aot.ParamAOTInput | aot.BufferAOTInput) or not node.users:
+            continue
+        if order := order_to_restore(value):
+            back, first = [order.index(axis) for axis in range(value.ndim)], next(iter(node.users))
+            with graph.inserting_before(first):
+                there = graph.call_function(torch.ops.aten.permute.default, (node, list(order)))
+                copied = graph.call_function(
+                    torch.ops.aten.clone.default, (there,), {"memory_format": torch.contiguous_format}
+                )
+                restored = graph.call_function(torch.ops.aten.permute.default, (copied, back))
+            in_place = value.permute(order)
+            for made, tensor in ((there, in_place), (copied, in_place), (restored, value)):
+                made.meta = {**first.meta, "val": tensor}
+            node.meta["val"] = torch.empty_like(value, memory_format=torch.contiguous_format)
+            there.meta["val"] = node.meta["val"].permute(order)
+            node.replace_all_uses_with(restored, delete_user_cb=partial(ne, there))
+
+
 fx.node.has_side_effect(torch.ops.aten._assert_async.default)  # torch itself says so of the one with a message
 
 
@@ -145,7 +168,7 @@ def _described(module: fx.GraphModule, names: Mapping[int, str], frozen: Set[str
             if any(isinstance(size, (torch.SymInt, torch.SymBool, torch.SymFloat)) for size in sizes):
                 line = source_line(node)
                 raise CaptureError(SHAPE.what, where=str(line) if line else None, remedy=SHAPE.rewrite)
-    for change in (drop_as_eager, plain_operators, strided_in_order):
+    for change in (drop_as_eager, plain_operators, strided_in_order, held_in_order):
         change(graph)
     roles = {node.name: _role(node.meta["desc"]) for node in graph.nodes if node.op == "placeholder"}
     output = next(iter(reversed(graph.nodes)))

@@ -1,18 +1,18 @@
 """OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
 
 Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
-group. 16-bit parameters and states are widened to float32, updated, and rounded once, where torch has no kernel that
-does so itself: its fused SGD for CPUs does not change such parameters (torch 2.13). With master weights, their float32
-copy is updated, and rounded.
+group, and of torch's update of each parameter: kernels round the last elements of a tensor differently, so tensors end
+where parameters do. 16-bit parameters and states are widened to float32, updated, and rounded once, where torch has no
+kernel that does so itself: its fused SGD for CPUs does not change such parameters (torch 2.13). With master weights,
+their float32 copy is updated, and rounded.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDIN
 from sambasim.ir.types import pieces
 from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
 from sambasim.options.training import EmaOptions, OptimizerOptions
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, parts_of, total_norm
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.operators import entry_of
 from sambasim.runtime.values.rounding import draw, round_stochastically
@@ -118,13 +118,47 @@ def divides_exactly(dtype: str) -> bool:
     return dtype in ("float32", "float64")
 
 
+class Place(NamedTuple):
+    """Elements `start` to `stop` of a slice, of one parameter or of several; for random bits, the number of the first
+    one and, of it, the element at `start`."""
+
+    start: int
+    stop: int
+    number: int = 0
+    offset: int = 0
+
+
+def places_of(group: ParameterGroup, start: int, stop: int) -> list[Place]:
+    """Of each parameter in elements `start` to `stop` of `group`."""
+    spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in group.members]
+    return [Place(a - start, b - start, member.block, a - member.start) for member, a, b in spans if a < b]
+
+
+def joined(places: Iterable[Place]) -> list[Place]:
+    """Those that follow one another as one: where a parameter ends at a multiple of 64, the next one follows."""
+    runs: list[Place] = []
+    for place in places:
+        follows = bool(runs) and runs[-1].stop == place.start
+        runs.append(runs.pop()._replace(stop=place.stop) if follows else place)
+    return runs
+
+
 def slice_update(
-    parameter: Tensor, gradient: Tensor, states: States, scalars: Scalars, *, divisor: int = 1, scales: bool = False
+    parameter: Tensor,
+    gradient: Tensor,
+    states: States,
+    scalars: Scalars,
+    *,
+    divisor: int = 1,
+    scales: bool = False,
+    places: Sequence[Place] | None = None,
 ) -> SliceUpdate:
     """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
-    It first divides the gradient by `divisor` or, if it `scales`, multiplies it by their factor, in place."""
+    It first divides the gradient by `divisor` or, if it `scales`, multiplies it by their factor, in place.
+    `places`: the tensors that it updates; None if all is one."""
     if parameter.numel() == 0:
         return lambda: None
+    tensors = [Place(0, parameter.numel())] if places is None else places
     update, keywords, bounds = scalars.entry.update, scalars.keywords, "max_grad_value" in scalars.hyperparameters
     divides = isinstance(update, Fused) and update.is_kernel and not bounds  # by itself
     # A gradient that is multiplied is read twice: in pieces that stay in the caches.
@@ -145,10 +179,15 @@ def slice_update(
             gradient.clamp_(-bound, bound)
 
     def bound_to(a: int, b: int) -> SliceUpdate:
-        own = {name: state[a:b] for name, state in states.items()}
+        inside = [
+            slice(max(a, place.start), min(b, place.stop)) for place in tensors if place.start < b and a < place.stop
+        ]
+        parameters, gradients = [parameter[run] for run in inside], [gradient[run] for run in inside]
+        own = [{name: state[run] for name, state in states.items()} for run in inside]
         if isinstance(update, Fused):
-            return _fused(update, scalars, parameter[a:b], gradient[a:b], own, divisor if divides else 1)
-        return partial(update, parameter[a:b], gradient[a:b], own, keywords)
+            return _fused(update, scalars, parameters, gradients, own, divisor if divides else 1)
+        steps = [partial(update, *operands, keywords) for operands in zip(parameters, gradients, own, strict=True)]
+        return steps[0] if len(steps) == 1 else lambda: [step() for step in steps]
 
     parts = [(gradient[a:b], bound_to(a, b)) for a, b in spans]
     changes = scales or bounds or (divisor != 1 and not divides)
@@ -163,7 +202,12 @@ def slice_update(
 
 
 def _fused(
-    update: Fused, scalars: Scalars, parameter: Tensor, gradient: Tensor, states: States, divisor: int
+    update: Fused,
+    scalars: Scalars,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    states: Sequence[States],
+    divisor: int,
 ) -> SliceUpdate:
     if update.is_kernel:
         divided = None if divisor == 1 else torch.tensor(float(divisor))
@@ -171,7 +215,7 @@ def _fused(
     else:
         name = update.function.rpartition(".")[2]
         function = partial(getattr(import_module(update.function), name), foreach=False)
-    parameters, gradients, numbers, keywords = [parameter], [gradient], scalars.numbers, scalars.keywords
+    numbers, keywords = scalars.numbers, scalars.keywords
     operands: list[list[Tensor]] = []
     kept: tuple[str, ...] | None = None  # for which they are
 
@@ -179,9 +223,9 @@ def _fused(
         nonlocal operands, kept
         if kept is not scalars.kept or not update.is_kernel:  # one that is not changes the numbers
             kept = scalars.kept
-            given = {name: number if update.is_kernel else number.clone() for name, number in numbers.items()}
-            given |= {name: states[name] for name in kept}  # a kernel writes also what it does not read
-            operands = [[given[name]] if name in given else [] for name in (*scalars.entry.states, *numbers)]
+            # A kernel writes also states that it does not read.
+            operands = [[own[name] for own in states] if name in kept else [] for name in scalars.entry.states]
+            operands += [[n if update.is_kernel else n.clone() for _ in states] for n in numbers.values()]
         function(parameters, gradients, *operands, **keywords)
 
     return step
@@ -198,12 +242,11 @@ def narrow_update(
     scalars: Scalars,
     scratch: list[Tensor],
     seed: int | None = None,
-    places: Sequence[tuple[int, int, int]] = ((0, 0, 0),),
+    places: Sequence[Place] | None = None,
 ) -> SliceUpdate:
     """As `slice_update`, computed in float32, for parameters of 16 bits. With master weights, first copies of them, all
     states are float32, and only parameters are rounded. `scratch`: float32 buffers that all slices share; `seed`: None
-    rounds to nearest. `places`, for the random bits: for each parameter in the slice, where it begins there, its
-    number, and the element of it at that place."""
+    rounds to nearest. `places`: None if all is one."""
     masters, own = states.get(MASTER), {name: state for name, state in states.items() if name != MASTER}
     stored = [parameter] if masters is not None else [parameter, *own.values()]
     limit = PIECE_ELEMENTS if masters is None else CHUNK_ELEMENTS * torch.get_num_threads()
@@ -217,7 +260,7 @@ def narrow_update(
         return lambda: round_stochastically(value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), to)
 
     updates = []
-    for (start, number, offset), (stop, *_) in pairwise([*places, (parameter.numel(), 0, 0)]):
+    for start, stop, number, offset in [Place(0, parameter.numel())] if places is None else places:
         for a, b in pieces(start, stop, limit):
             gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
             copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
@@ -355,14 +398,13 @@ class Optimizers:
         parameter = memory.region(group, "parameter")[start:stop]
         names = self._program.optimizers[group.optimizer].states
         states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
-        seed, places = None if MASTER in states else self._rounding_seed, [(0, 0, 0)]
+        seed, places = None if MASTER in states else self._rounding_seed, places_of(group, start, stop)
+        places = joined(places) if seed is None else places
         update, is_bounded = scalars.entry.update, "max_grad_value" in scalars.hyperparameters
         rounds_once = isinstance(update, Fused) and update.rounds_once and not is_bounded
         if divides_exactly(group.dtype) or (rounds_once and seed is None and MASTER not in states):
-            return slice_update(parameter, gradient, states, scalars, divisor=divisor, scales=self._scales_gradients)
-        if seed is not None:
-            parts = parts_of(group, memory.region(group, "parameter"), (start, stop))
-            places = [(member.start + offset - start, member.block, offset) for member, offset, _ in parts]
+            scales = self._scales_gradients
+            return slice_update(parameter, gradient, states, scalars, divisor=divisor, scales=scales, places=places)
         return narrow_update(parameter, gradient, states, scalars, self._scratch, seed, places)
 
     def change(self, index: int, hyperparameters: Hyperparameters) -> None:
