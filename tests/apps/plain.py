@@ -12,25 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 T = TypeVar("T")
-ALIGNMENT_ELEMENTS = 64
 
 MakeOptimizer: TypeAlias = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
-
-
-class PaddedOptimizer:
-    """A fused optimizer over parameters, each laid out as in a PEF: flat, padded with zeros to a multiple of 64."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], make: MakeOptimizer) -> None:
-        self.parameters = list(parameters)
-        self._flats = [nn.Parameter(_padded(parameter.detach())) for parameter in self.parameters]
-        self.optimizer = make(self._flats)
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        for flat, gradient in zip(self._flats, gradients, strict=True):
-            flat.grad = _padded(gradient)
-        self.optimizer.step()
-        for flat, parameter in zip(self._flats, self.parameters, strict=True):
-            parameter.data.copy_(flat.detach()[: parameter.numel()].view_as(parameter))
 
 
 def mean(of_replicas: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -49,7 +32,7 @@ def clip(gradients: Sequence[Tensor], max_norm: float) -> None:
 
 def train(
     model: nn.Module,
-    optimizers: Sequence[PaddedOptimizer],
+    optimizers: Sequence[torch.optim.Optimizer],
     data: Dataset[Any],
     replicas: int,
     *,
@@ -95,11 +78,12 @@ def train(
         norms.append(nn.utils.get_total_norm(averaged).item())
         if max_grad_norm is not None:
             clip(averaged, max_grad_norm)
-        of_parameters = dict(zip(model.parameters(), averaged, strict=True))
-        for padded in optimizers:
+        for parameter, gradient in zip(model.parameters(), averaged, strict=True):
+            parameter.grad = gradient
+        for optimizer in optimizers:
             if rate is not None:
-                padded.optimizer.param_groups[0]["lr"] = rate(step)
-            padded.step([of_parameters[parameter] for parameter in padded.parameters])
+                optimizer.param_groups[0]["lr"] = rate(step)
+            optimizer.step()
     assert max_grad_norm is None or max(norms) > max_grad_norm
     return dict(model.state_dict())
 
@@ -113,10 +97,6 @@ def _loader(data: Dataset[Any], replicas: int, rank: int, epoch: int, batch_size
     sampler: DistributedSampler[Any] = DistributedSampler(data, replicas, rank)
     sampler.set_epoch(epoch)
     return DataLoader(data, batch_size, sampler=sampler, drop_last=True)
-
-
-def _padded(tensor: Tensor) -> Tensor:
-    return nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % ALIGNMENT_ELEMENTS))
 
 
 def _tree_sum(leaves: Sequence[Tensor]) -> Tensor:

@@ -30,9 +30,8 @@ def trained(
     """The weights of the model, trained with the data, that `make` makes of the app's module."""
     torch.manual_seed(256)
     model, data = make(app.module())
-    padded = plain.PaddedOptimizer(list(model.parameters()), optimizer)
     long: dict[str, Any] = {"batch_size": app.example.batch_size, "epochs": app.example.rounds}
-    return plain.train(model, [padded], data, replicas, **long, **options)
+    return plain.train(model, [optimizer(list(model.parameters()))], data, replicas, **long, **options)
 
 
 @whole
@@ -183,7 +182,7 @@ class TestGpt(ExampleTests):
         names = dict(model.named_parameters())
         tables = [names.pop("tokens.weight"), names.pop("positions.weight")]
         optimizers = [
-            plain.PaddedOptimizer(tables, lambda flats: torch.optim.Adam(flats, betas=(0.9, 0.99), fused=True)),
+            torch.optim.Adam(tables, betas=(0.9, 0.99), fused=True),
             _adamw([one for one in names.values() if one.ndim == 2], GPT_DECAY, 0.95),
             _adamw([one for one in names.values() if one.ndim == 1], 0.0, 0.95),
         ]
@@ -195,10 +194,8 @@ class TestGpt(ExampleTests):
         )  # fmt: skip
 
 
-def _adamw(parameters: list[nn.Parameter], decay: float, beta2: float, eps: float = 1e-8) -> plain.PaddedOptimizer:
-    return plain.PaddedOptimizer(
-        parameters, lambda flats: torch.optim.AdamW(flats, betas=(0.9, beta2), eps=eps, weight_decay=decay, fused=True)
-    )
+def _adamw(parameters: list[nn.Parameter], decay: float, beta2: float, eps: float = 1e-8) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, betas=(0.9, beta2), eps=eps, weight_decay=decay, fused=True)
 
 
 BERT_CONFIG = Path(__file__).with_name("bert_one_layer.json")

@@ -25,7 +25,7 @@ from sambasim.runtime.run.training import Trainer
 from sambasim.runtime.values.memory import DeviceMemory
 from tests.parity.conftest import Variant
 from tests.support.compiled import compile_from_options
-from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
+from tests.support.eager import CONSTANT_RATE, EagerReplica
 from tests.support.examples import EXAMPLES, OPTIMIZERS, example_options
 from tests.support.whole import whole_case
 
@@ -62,14 +62,13 @@ def _differing(ours: DeviceMemory, theirs: Mapping[str, Tensor]) -> list[str]:
 def _compare(path: Path, options: RunOptions, factor: Callable[[int], float] = lambda step: 1.0) -> list[float]:
     """STEPS steps, compared after each: loss, gradients, parameters, buffers and learning rates, which are returned."""
     ours, eager = Ours(path, options), EagerReplica(path, options)
-    optimizer = PaddedOptimizer(eager)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, factor)
+    optimizer = eager.optimizer()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     before = {name: tensor.clone() for name, tensor in eager.state().items()}
     losses, rates = set(), []
     for step in range(STEPS):
         record = ours.trainer.step(0)
         loss = eager.differentiate(step, eager.resolved.training.accumulation_steps)
-        optimizer.take_gradients()
         assert [record.lr] == scheduler.get_last_lr()
         optimizer.step()
         scheduler.step()
@@ -114,28 +113,27 @@ def test_clipping_follows_its_rule_bit_for_bit_and_torch_closely(
     path = pefs[example, optimizer, True]
     options = _options(path)
     ours, eager = Ours(path, options), EagerReplica(path, options)
-    padded = PaddedOptimizer(eager)
+    fused = eager.optimizer()
     assert eager.resolved.optimizer is not None
     largest = eager.resolved.optimizer.max_grad_norm
     assert largest is not None
     for step in range(STEPS):
         record = ours.trainer.step(0)
         assert record.loss == eager.differentiate(step)
-        gradients = padded.take_gradients()
+        gradients = eager.gradients()
         norm = _norm(gradients, ours.program)
         assert record.grad_norm == norm
         assert norm > largest, "otherwise nothing is clipped"
-        theirs = [nn.Parameter(gradient) for gradient in _by_parameter(gradients, ours.program)]
-        for parameter in theirs:
+        theirs = {name: nn.Parameter(gradient.clone()) for name, gradient in gradients.items()}
+        for parameter in theirs.values():
             parameter.grad = parameter.detach().clone()
-        their_norm = torch.nn.utils.clip_grad_norm_(theirs, largest)
+        their_norm = torch.nn.utils.clip_grad_norm_(theirs.values(), largest)
         assert math.isclose(norm, their_norm.item(), rel_tol=1e-6)
-        for gradient, clipped in zip(gradients, ours.regions("gradient"), strict=True):
+        for name, gradient in gradients.items():
             gradient.mul_(largest / (norm + 1e-6))
-            assert torch.equal(gradient, clipped), f"step {step}"
-        for parameter, clipped in zip(theirs, _by_parameter(ours.regions("gradient"), ours.program), strict=True):
-            torch.testing.assert_close(clipped, parameter.grad, rtol=1e-6, atol=0.0)
-        padded.step()
+            torch.testing.assert_close(ours.memory.tensor(name), theirs[name].grad, rtol=1e-6, atol=0.0)
+        assert _differing(ours.memory, gradients) == [], f"step {step}"
+        fused.step()
         assert _differing(ours.memory, eager.state()) == [], f"step {step}"
 
 
@@ -162,20 +160,12 @@ def test_with_master_weights_clipping_is_computed_in_float32(dtype: Sequence[str
             assert torch.equal(master.to(parameter.dtype), parameter), f"step {step}"
 
 
-def _by_parameter(regions: Sequence[Tensor], program: Program) -> list[Tensor]:
-    """The parts of `regions`, one for each group, that belong to parameters: what torch's norm is taken of."""
-    return [
-        region[member.start : member.start + member.numel]
-        for group, region in zip(program.groups, regions, strict=True)
-        for member in group.members
-    ]
-
-
-def _norm(gradients: Sequence[Tensor], program: Program) -> float:
+def _norm(gradients: Mapping[str, Tensor], program: Program) -> float:
     """Squares in float64, summed block by block; the blocks added in the order of parameters, not of groups."""
-    members = [member.parameter for group in program.groups for member in group.members]
-    of_parameter = dict(zip(members, _by_parameter(gradients, program), strict=True))
-    in_order = [of_parameter[name] for name in program.symbols if name in of_parameter]
+    of_parameter = {
+        member.parameter: gradients[member.gradient] for group in program.groups for member in group.members
+    }
+    in_order = [of_parameter[name].flatten() for name in program.symbols if name in of_parameter]
     blocks = [block for gradient in in_order for block in torch.split(gradient, NORM_BLOCK_ELEMENTS)]
     return math.sqrt(sum(block.double().square().sum().item() for block in blocks))
 

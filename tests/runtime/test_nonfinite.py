@@ -24,7 +24,7 @@ from sambasim.runtime.machine.process import repeatable
 from sambasim.runtime.run.run_observer import MetricsFile, RunObserver
 from tests.support.compiled import compile_from_options
 from tests.support.damaged import BATCH, OVERFLOWS, SAMPLES, compiled
-from tests.support.eager import EagerReplica, PaddedOptimizer
+from tests.support.eager import EagerReplica
 from tests.support.runs import run_options, train_alone
 
 Damage: TypeAlias = Mapping[str, Mapping[str, str]]
@@ -101,13 +101,12 @@ def test_a_skipped_step_leaves_everything_as_eager_would_that_takes_no_step(
 
 def _eager_that_skips(pef: Path, asked: RunOptions, skipped: set[int]) -> dict[str, torch.Tensor]:
     eager = EagerReplica(pef, asked)
-    optimizer = PaddedOptimizer(eager)
+    optimizer = eager.optimizer()
     for step in range(STEPS):
         before = {name: buffer.clone() for name, buffer in eager.module.named_buffers()}
         loss = eager.differentiate(step)
         assert math.isfinite(loss) == (step not in skipped)
         if math.isfinite(loss):
-            optimizer.take_gradients()
             optimizer.step()
         else:
             for name, buffer in eager.module.named_buffers():

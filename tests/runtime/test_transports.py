@@ -1,6 +1,6 @@
 """Flags in a shared window, the notice about scattered ranks, and steps that allocate nothing."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
+from sambasim.ir.program import Member
 from sambasim.runtime.machine.communicator import Communicator, SharedWindow
 from sambasim.runtime.measure.paths import flat_program
 from sambasim.runtime.transports.connect import connect_here
@@ -72,7 +73,7 @@ def test_a_gradient_is_rounded_in_its_own_memory() -> None:
 def test_a_reduction_and_an_update_allocate_nothing_after_the_first_step(replicas: int) -> None:
     program = flat_program(200_000)
     ranks = connect_here([DeviceMemory.private(program) for _ in range(replicas)])
-    (group,) = program.groups
+    group = replace(program.groups[0], members=(Member("w", "w__grad", 0, program.groups[0].numel, 0),))
     reductions = [rank.sync.reduce_scatter(program.groups) for rank in ranks]
     settings = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weight_decay": 0.0, "maximize": False}
     updates = []

@@ -18,7 +18,7 @@ from sambasim.data.user_code import call_object
 from sambasim.ir.program import Program
 from sambasim.ir.types import SymbolKind
 from sambasim.options.run import ResolvedRun, RunOptions, resolve_run
-from sambasim.options.training import ModelOptions, OptimizerOptions
+from sambasim.options.training import ModelOptions
 from sambasim.pef import PefDocument, map_weights, read
 from sambasim.runtime.machine.process import Stream, derive
 from sambasim.runtime.run.replica import input_specs
@@ -79,6 +79,17 @@ class EagerReplica:
         kept = (SymbolKind.PARAMETER, SymbolKind.BUFFER)
         return {s.name: tensors[s.torch_names[0]] for s in symbols if s.kind in kept and s.torch_names}
 
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The fused one of torch.optim that the PEF describes, of the parameters that it trains."""
+        options = self.resolved.optimizer
+        assert options is not None
+        kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        of_kind = ("momentum", "dampening", "nesterov") if options.name == "sgd" else ("betas", "eps")
+        chosen = {name: value for name in of_kind if (value := getattr(options, name)) is not None}
+        trained = [self.parameter(member.parameter) for group in self.program.groups for member in group.members]
+        make: Callable[..., torch.optim.Optimizer] = kinds[options.name]
+        return make(trained, lr=options.lr, weight_decay=options.weight_decay, fused=True, **chosen)
+
     def _all_batches(self, world_size: int) -> Iterator[list[Tensor]]:
         training, data = self.resolved.training, self.resolved.data
         dataset = open_source(data, tuple(input_specs(self.program))).train
@@ -89,50 +100,6 @@ class EagerReplica:
         for epoch in itertools.count():
             sampler.set_epoch(epoch)
             yield from loader
-
-
-class PaddedOptimizer:
-    """torch.optim's fused kernels over a module's parameters, laid out in flat tensors as the PEF's groups are: a
-    kernel rounds otherwise in the tail of a tensor, behind its last whole vector, and here no element is in a tail."""
-
-    def __init__(self, replica: EagerReplica) -> None:
-        assert replica.resolved.optimizer is not None
-        self._replica = replica
-        self.flats = [nn.Parameter(torch.zeros(group.numel)) for group in replica.program.groups]
-        for flat, place, parameter in self._members():
-            flat.data[place].copy_(parameter.detach().flatten())
-        self.optimizer = _fused(replica.resolved.optimizer, self.flats)
-
-    def take_gradients(self) -> list[Tensor]:
-        """Copy the module's gradients to the flat tensors; returns those."""
-        for flat in self.flats:
-            flat.grad = torch.zeros_like(flat)
-        for flat, place, parameter in self._members():
-            if flat.grad is not None and parameter.grad is not None:
-                flat.grad[place].copy_(parameter.grad.flatten())
-        return [flat.grad for flat in self.flats if flat.grad is not None]
-
-    def step(self) -> None:
-        """Update the flat tensors from their gradients, and the module from them."""
-        self.optimizer.step()
-        for flat, place, parameter in self._members():
-            parameter.data.copy_(flat.data[place].view_as(parameter))
-
-    def _members(self) -> Iterator[tuple[nn.Parameter, slice, nn.Parameter]]:
-        """The flat tensor of each parameter, its place there, and the module's own."""
-        for flat, group in zip(self.flats, self._replica.program.groups, strict=True):
-            for member in group.members:
-                parameter = self._replica.parameter(member.parameter)
-                yield flat, slice(member.start, member.start + parameter.numel()), parameter
-
-
-def _fused(options: OptimizerOptions, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of torch.optim that the options describe."""
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    of_kind = ("momentum", "dampening", "nesterov") if options.name == "sgd" else ("betas", "eps")
-    chosen = {name: value for name in of_kind if (value := getattr(options, name)) is not None}
-    make: Callable[..., torch.optim.Optimizer] = kinds[options.name]
-    return make(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True, **chosen)
 
 
 def _module(document: PefDocument, path: Path) -> nn.Module:

@@ -25,7 +25,7 @@ from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObservers
 from sambasim.runtime.run.setup import set_up
 from sambasim.runtime.values.memory import fitting, read_tensors
-from tests.support.eager import CONSTANT_RATE, EagerReplica, PaddedOptimizer
+from tests.support.eager import CONSTANT_RATE, EagerReplica
 
 
 def main() -> None:
@@ -58,10 +58,9 @@ def _train_by_ddp(path: Path, options: RunOptions, steps: int, communicator: Com
     replica = EagerReplica(path, options, rank=communicator.rank, world_size=communicator.world_size)
     # Buffers are per replica in the runtime; DDP would replace everybody's by those of rank 0 before each forward.
     model = DistributedDataParallel(replica.module, broadcast_buffers=False)
-    optimizer = PaddedOptimizer(replica)
+    optimizer = replica.optimizer()
     for step in range(steps):
         replica.differentiate(step, through=model)
-        optimizer.take_gradients()
         optimizer.step()
     return replica
 
