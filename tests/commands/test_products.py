@@ -44,6 +44,13 @@ def taken(products: Products, product: Callable[[], object]) -> int:
     return products.found - before
 
 
+@pytest.fixture
+def later(products: Products) -> Products:
+    """When the first product of each operator has been the same."""
+    products._is_same |= dict.fromkeys((*PRODUCTS, *WITH_OUT), True)
+    return products
+
+
 def test_operators_are_functions_of_their_operands_alone() -> None:
     for name in (*PRODUCTS, *WITH_OUT):
         operator = getattr(getattr(torch.ops.aten, name.partition(".")[0]), name.partition(".")[2] or "default")
@@ -67,7 +74,7 @@ def test_the_same_product_is_taken_and_the_first_one_computed(products: Products
 
 
 @pytest.mark.parametrize("at", [0, WIDTH * WIDTH - 1])
-def test_any_other_operand_argument_layout_or_setting_is_another_product(products: Products, at: int) -> None:
+def test_any_other_operand_argument_layout_or_setting_is_another_product(later: Products, at: int) -> None:
     a, b, bias = square(), square(1), square(2)
     a.view(-1)[at] = 0.0
     negative, bent, shifted = a.clone(), a.t().contiguous().t(), torch.empty(WIDTH * WIDTH + 1)[1:].view_as(a).copy_(a)
@@ -78,16 +85,17 @@ def test_any_other_operand_argument_layout_or_setting_is_another_product(product
         lambda: torch.addmm(bias, a, b, alpha=2),
         lambda: torch.addmm(bias[0], a, b),
         lambda: torch.addmm(bias, a, b, out=torch.empty(WIDTH, WIDTH).t()),
+        lambda: torch.addmm(bias, (operand := a.clone()), b, out=operand),
     ]
     for other in others:
-        with products.kept():
+        with later.kept():
             torch.addmm(bias, a, b), torch.addmm(bias, a, b)
-        assert taken(products, other) == 0
-    with products.kept():
+        assert taken(later, other) == 0
+    with later.kept():
         torch.addmm(bias, a, b), torch.addmm(bias, a, b)
     torch.set_float32_matmul_precision("high")
     try:
-        assert taken(products, lambda: torch.addmm(bias, a, b)) == 0
+        assert taken(later, lambda: torch.addmm(bias, a, b)) == 0
     finally:
         torch.set_float32_matmul_precision("highest")
 
@@ -109,6 +117,30 @@ def test_later_changes_in_place_do_not_reach_what_is_kept(
         with products.taken():
             assert all(torch.equal(a @ b, expected) for _ in range(2))
             assert not torch.equal(operands[0] @ b, expected) or which == "result"
+
+
+def test_a_factor_is_taken_for_no_other(later: Products) -> None:
+    a, b, bias = square(), square(1), square(2)
+    with later.kept():
+        [torch.addmm(bias, a, b, alpha=2) for _ in range(3)]
+    assert taken(later, lambda: torch.addmm(bias, a, b, beta=2)) == 0
+
+
+def test_a_product_of_a_conjugate_is_another_one(later: Products) -> None:
+    a, b = torch.complex(square(), square(1)), torch.complex(square(2), square(3))
+    with later.kept():
+        a @ b, a @ b, a.conj() @ b
+    assert taken(later, lambda: a.conj() @ b) == 0
+
+
+def test_memory_that_numpy_has_is_not_kept(later: Products) -> None:
+    a, b = square(), square(1)
+    of_numpy = a.numpy()
+    with later.kept():
+        a @ b, a @ b
+        of_numpy *= 2
+    assert torch.equal(a, 2 * square()), "a still has the memory of numpy"
+    assert taken(later, lambda: a @ b) == 0
 
 
 def test_a_kernel_that_differs_is_not_taken(products: Products) -> None:
@@ -188,6 +220,27 @@ def test_a_change_in_place_that_is_lost_is_found(pef: Path, tmp_path: Path) -> N
     _wrong(pef, tmp_path / "wrong.pef", lambda node: replace(node, args=(node.args[0], 1.0)) if node == lost else node)
     with pytest.raises(CaptureError, match=r"in step 1 .* differs from eager PyTorch"):
         prove(tmp_path / "wrong.pef", LiveModel(Squares(), Example(given())), options(tmp_path))
+
+
+class OfNumpy(nn.Module):
+    """It changes a buffer where no capture sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("kept", torch.zeros(SAMPLES, WIDTH))
+        self.of_numpy = self.get_buffer("kept").numpy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.get_buffer("kept").copy_(self.layer(x).detach())
+        self.of_numpy *= 2
+        return self.layer(self.get_buffer("kept").clone())
+
+
+def test_a_change_by_numpy_that_is_lost_is_found(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"in step 1 .* differs from eager PyTorch"):
+        proved(tmp_path, OfNumpy(), given=given(), training={"batch_size": SAMPLES})
 
 
 def test_a_step_takes_all_products_but_the_first_of_each_kind(pef: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ each. The comparison finds as much as if both sides computed everything:
 - A kernel gives the same bits for the same operands, or no step could be compared. So to compute again would prove
   nothing of the graph. It would prove that the runtime calls that kernel: of each operator, with and without a place
   for its result, the first product is computed and compared. If it differs, none of that operator is taken.
-- What is kept is copy-on-write, so that no later change in place by PyTorch reaches it, also not one by `.data`.
+- What is kept is copy-on-write, so that no later change in place by PyTorch reaches it, also not one by `.data`;
+  memory that numpy can change too is not kept.
 - PyTorch's kernels are called through its dispatcher on both sides, in no mode: autograd has other formulas in one.
 """
 
@@ -91,16 +92,17 @@ class Products:
 
     def _called(self, name: str, kernel: Any, keys: Any, *args: Any, out: Tensor | None = None, **options: Any) -> Any:
         compute = partial(kernel.call_boxed, keys, *args, **options, **({} if out is None else {"out": out}))
-        leaves = tree_leaves((args, options)) if self._keeps or self._takes else ()
+        leaves = tree_leaves(args) if self._keeps or self._takes else ()
         operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if sum(operand.nbytes for operand in operands) < _SMALL_BYTES:
+        if sum(operand.nbytes for operand in operands) < _SMALL_BYTES or any(map(_is_lazy, operands)):
             return compute()
-        key = (name.removesuffix(".out"), *map(_form, leaves), *settings_of_kernels().values())
+        settings = (*options, *map(_form, options.values()), *settings_of_kernels().values())
+        key = (name.removesuffix(".out"), *map(_form, leaves), *settings)
         if self._keeps:
             return compute() if out is not None else self._keep(key, operands, compute())
         known = self._known[key]
         found = next((at for at, one in enumerate(known) if all(map(same_bits, one.operands, operands))), None)
-        if found is None or not self._is_same.get(name, True) or not _fits(known[found], out):
+        if found is None or not self._is_same.get(name, True) or not _fits(known[found], operands, out):
             return compute()
         product = known.pop(found)  # so that its memory is free
         if name not in self._is_same:
@@ -127,9 +129,25 @@ def _form(argument: object) -> object:
     return argument.dtype, argument.shape, argument.stride(), _address(argument) % _ALIGNED_BYTES
 
 
-def _fits(product: _Product, out: Tensor | None) -> bool:
-    """Whether the kernel would give the result the layout of `out`: with another one, it may round differently."""
-    return out is None or _form(out) == _form(product.results)
+def _is_lazy(operand: Tensor) -> bool:
+    """Whether the kernel is to conjugate or negate what is in memory."""
+    return operand.is_conj() or operand.is_neg()
+
+
+def _fits(product: _Product, operands: Sequence[Tensor], out: Tensor | None) -> bool:
+    """Whether the kernel would give the result the layout of `out`, as with another one it may round differently, and
+    could write there: over an operand that it still reads, it would not compute the product."""
+    if out is None:
+        return True
+    (begin, end), others = _span(out), map(_span, operands)
+    return _form(out) == _form(product.results) and all(end <= first or last <= begin for first, last in others)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of `tensor`, and behind its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = _address(tensor)
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _address(tensor: Tensor) -> int:
@@ -138,8 +156,12 @@ def _address(tensor: Tensor) -> int:
 
 def sharing(value: Any) -> Any:
     """A tensor with the memory of `value`, until one of the two changes; what is no tensor, itself. Raises RuntimeError
-    for memory that another library has given."""
-    return torch._lazy_clone(value) if isinstance(value, Tensor) else value
+    for memory that another library has given, or numpy has too, which no copy-on-write would tell of its changes."""
+    if not isinstance(value, Tensor):
+        return value
+    if not value.untyped_storage().resizable():
+        raise RuntimeError("numpy has this memory too")
+    return torch._lazy_clone(value)
 
 
 def _alike(one: Any, other: Any) -> bool:
