@@ -33,6 +33,8 @@ RUNNING = ("running_mean", "running_var")  # arguments that batch_norm writes to
 _LIFTED = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 """Of torch.tensor(), which makes its tensor by no operator."""
 
+_ATTRIBUTES = {torch.ops.prim.device.default}  # that a fake tensor is asked for, and no operators
+
 _ASKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -149,6 +151,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if func in _ATTRIBUTES:
+            return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
             what, where = f"torch.{func}, which a PEF cannot hold", str(running_line() or "")
             remedy = "write it with operators on tensors, such as torch.where(condition, a, b) for torch.cond"

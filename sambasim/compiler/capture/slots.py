@@ -112,6 +112,8 @@ _POSITIONS: Mapping[type, Callable[[Any], object]] = {
 }
 """Of what gives other values each time it is asked, where it stands."""
 
+_WITH_POSITION = tuple(_POSITIONS)
+
 
 def _reduced(value: Any) -> object:
     """What an iterator of Python is made of."""
@@ -124,7 +126,7 @@ def _reduced(value: Any) -> object:
 
 
 def is_iterator(thing: object) -> bool:
-    if isinstance(thing, tuple(_POSITIONS)):
+    if isinstance(thing, _WITH_POSITION):
         return True
     is_pythons = type(thing).__module__ in ("itertools", "builtins") and not isinstance(thing, type)
     return is_pythons and hasattr(thing, "__next__") and hasattr(thing, "__reduce__")

@@ -13,8 +13,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -51,6 +50,7 @@ class Snapshot:
         self.slots = {(name, "process", 0): Slot(name, "process", None, None, value, value) for name, value in process}
         self._modules: dict[str, nn.Module] = {}
         self._seen: dict[int, object] = {}  # so that no other object gets the id of one that is gone
+        self._imported = {end for name in sys.modules for end in _ends(name)}
         queue = collections.deque(roots.items())
         while queue:
             queue.extend(self._enter(*queue.popleft()))
@@ -65,11 +65,12 @@ class Snapshot:
         if isinstance(thing, LEAVES) or id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
-        self._add(own_slot(name, thing))
+        if not isinstance(thing, types.FunctionType):
+            self._add(own_slot(name, thing))
         if isinstance(thing, nn.Module):
             self._modules[name] = thing
-        for path, owner, key, value in _children(name, thing):
-            if isinstance(value, nn.Parameter):
+        for path, owner, key, value in _children(name, thing, self._imported):
+            if isinstance(value, Tensor) and isinstance(value, nn.Parameter):  # the first is the fast one
                 needs = value.requires_grad
                 self._add(Slot(f"{path}.requires_grad", "value", value, "requires_grad", needs, needs))
             is_registered = isinstance(thing, nn.Module) and owner is not vars(thing)
@@ -78,8 +79,10 @@ class Snapshot:
 
     def _add(self, slot: Slot | None) -> None:
         if slot is not None:
-            keys = ((slot.name, slot.kind, count) for count in itertools.count())
-            self.slots[next(key for key in keys if key not in self.slots)] = slot
+            key = slot.name, slot.kind, 0
+            while key in self.slots:
+                key = slot.name, slot.kind, key[2] + 1
+            self.slots[key] = slot
 
     def labelled(self) -> dict[str, Tensor]:
         """By label the parameters and buffers of all modules, also of those that the model has in a list, and other
@@ -149,12 +152,20 @@ def process_state() -> dict[str, object]:
     }
 
 
+def _ends(name: str) -> Iterator[str]:
+    """How an import may name a module from within its packages: `a.b.c`, `b.c` and `c`."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
+
+
 def _of_library(module: str) -> bool:
     return module.partition(".")[0] in _OF_LIBRARIES
 
 
-def _children(name: str, thing: Any) -> Iterator[_Child]:
-    """What `thing`, which is called `name`, holds. Without an owner and a key, a value is entered, but is no slot."""
+def _children(name: str, thing: Any, imported: Set[str]) -> Iterator[_Child]:
+    """What `thing`, which is called `name`, holds. Without an owner and a key, a value is entered, but is no slot.
+    `imported`: see _ends, of all modules."""
     if isinstance(thing, _WRAPPERS):
         yield from ((name, None, None, part) for part in gc.get_referents(thing))
     elif isinstance(thing, functools._lru_cache_wrapper):
@@ -165,7 +176,7 @@ def _children(name: str, thing: Any) -> Iterator[_Child]:
             given = (str(one) for one in (key if isinstance(key, tuple) else (key,)) if isinstance(one, LEAVES))
             yield f"{name}({', '.join(given)})", None, None, network
     elif isinstance(thing, types.FunctionType):
-        yield from _of_function(thing)
+        yield from _of_function(thing, imported)
     elif isinstance(thing, type):
         yield from _of_class(thing)
     elif isinstance(thing, contextvars.ContextVar):
@@ -231,9 +242,9 @@ def _of_class(thing: type) -> Iterator[_Child]:
     yield from ((base.__name__, None, None, base) for base in (*thing.__bases__, type(thing)))
 
 
-def _of_function(thing: types.FunctionType) -> Iterator[_Child]:
+def _of_function(thing: types.FunctionType, imported: Set[str]) -> Iterator[_Child]:
     """Its closure, its defaults, its attributes, and the globals that its code names."""
-    called = f"{thing.__name__} at {Path(thing.__code__.co_filename).name}:{thing.__code__.co_firstlineno}"
+    called = f"{thing.__name__} at {os.path.basename(thing.__code__.co_filename)}:{thing.__code__.co_firstlineno}"
     for key, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it is empty
             yield f"{key} of {called}", cell, "cell_contents", cell.cell_contents
@@ -246,8 +257,8 @@ def _of_function(thing: types.FunctionType) -> Iterator[_Child]:
     for key in sorted(names & thing.__globals__.keys()):
         yield f"global {key}", thing.__globals__, key, thing.__globals__[key]
     package = thing.__globals__.get("__package__") or ""
-    imported = [sys.modules.get(module) for key in names for module in (key, f"{package}.{key}")]
-    modules, seen = [*map(thing.__globals__.get, names), *imported], set[int]()
+    named = [sys.modules.get(module) for key in names & imported for module in (key, f"{package}.{key}")]
+    modules, seen = [*map(thing.__globals__.get, names), *named], set[int]()
     while modules:  # a name in the code is one of an attribute too
         module = modules.pop()
         if isinstance(module, types.ModuleType) and id(module) not in seen:
