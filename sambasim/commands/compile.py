@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,12 +21,12 @@ from sambasim.commands.proof.prove import Proof, own_memory, prove, too_large
 from sambasim.compiler.capture.state import NotSound, Observer
 from sambasim.compiler.capture.step import Example
 from sambasim.compiler.compile import assemble, capture_model
-from sambasim.compiler.front import build_model, example_batch
+from sambasim.compiler.front import build_model, example_batch, inferred_options
 from sambasim.compiler.own_optimizer import updates_of
 from sambasim.compiler.passes import schedule_of
 from sambasim.data.buckets import Fitted, check_padding, of_length
 from sambasim.data.datasets import Source, open_source
-from sambasim.errors import CaptureError, MachineError, ModelError, OptionError, SambasimError
+from sambasim.errors import CaptureError, DataError, MachineError, ModelError, OptionError, SambasimError
 from sambasim.files import check_output_file, replacing
 from sambasim.hardware.budget import available_bytes
 from sambasim.ir.program import ParameterGroup, Program
@@ -34,7 +35,7 @@ from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
 from sambasim.options.compile import CompileOptions
 from sambasim.options.given import as_table
-from sambasim.options.grammar import FLOAT_DTYPES, SYNTHETIC, TARGET
+from sambasim.options.grammar import FLOAT_DTYPES, SYNTHETIC, TARGET, synthetic_data
 from sambasim.options.training import ModelOptions
 from sambasim.pef import PefDocument, read, seal
 from sambasim.pef.document import Compiled
@@ -75,6 +76,7 @@ def named_in(
     """What options name: the model, a batch of its training data, that data, and notices about the batch."""
     check_output_file(options.pef_path, "the PEF", "--output-folder FOLDER")
     schedule_of(options)
+    _check_data(options)
     on_phase("build the model")
     with weights_fit():
         model = build_model(options)
@@ -82,6 +84,23 @@ def named_in(
     notices: list[str] = []
     source = open_source(options.padded_data, None)
     return model, example_batch(model, options, notices.append, source), source, tuple(notices)
+
+
+def _check_data(options: CompileOptions) -> None:
+    """Raises DataError if data, or the inputs of synthetic ones, are not named, with those that follow from the config
+    of the model."""
+    data = options.data
+    if data.inputs or data.source not in (None, SYNTHETIC) or options.loss is not None or options.inference:
+        return
+    unnamed = options.model_copy(update={"data": data.model_copy(update={"source": None})})
+    if inferred := cast("dict[str, Any]", inferred_options(unnamed)):
+        tokens = [(name, token) for name, token in inferred["model"].args.items() if name not in options.model.args]
+        typed = [
+            synthetic_data(inferred["data"].inputs),
+            *(f"--set model.args.{name}={token}" for name, token in tokens),
+        ]
+        remedy = f"--set data.source=module:function, or synthetic samples, of any length: {' '.join(typed)}"
+        raise DataError("no data source with inputs is named", remedy=remedy)
 
 
 def compile_named(options: CompileOptions, on_phase: OnPhase = lambda phase: None) -> Compiled:

@@ -5,7 +5,6 @@ config, and no weights are read or downloaded."""
 
 import inspect
 import random
-import shlex
 import sys
 import warnings
 from collections import Counter
@@ -30,7 +29,7 @@ from sambasim.data.user_code import check_arguments, load_object, summary, user_
 from sambasim.errors import DataError, ModelError, OptionError, SambasimError
 from sambasim.ir.program import Program
 from sambasim.options.compile import CompileOptions
-from sambasim.options.grammar import SYNTHETIC, TARGET, InputSpec
+from sambasim.options.grammar import SYNTHETIC, TARGET, InputSpec, synthetic_data
 from sambasim.options.problem import did_you_mean, nearest
 from sambasim.units import counted
 
@@ -233,10 +232,8 @@ def _sample_of(kind: type[nn.Module], config: Any) -> tuple[Mapping[str, InputSp
     are_words = words is not None and "Classification" not in name and main != "pixel_values"
     inputs = {main: first, "labels": InputSpec("labels", "int64", of_labels, words if are_words else config.num_labels)}
     if not (is_text or (main == "pixel_values" and has_classes and sides)):
-        table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
-        typed = f"--set data.source=synthetic --set {shlex.quote(f'data.inputs={{{table}}}')}"
         what = f"no data source is named, and the inputs of {name} do not follow from its config: it takes {main}"
-        raise DataError(what, remedy=f"say what one sample is: {typed}")
+        raise DataError(what, remedy=f"say what one sample is: {synthetic_data(inputs)}")
     # Not every config has the tokens that its model reads.
     reads = {"pad_token_id": has_classes, "decoder_start_token_id": config.is_encoder_decoder}
     return inputs, {token: 0 for token, read in reads.items() if read and getattr(config, token, None) is None}

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from math import isfinite, prod
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal, NamedTuple
 
 from sambasim.optimizers import OPTIMIZERS
@@ -217,6 +218,12 @@ def parse_input(name: str, text: str) -> InputSpec:
     if what:
         raise Refused(Problem(name, what, remedy, text))
     return InputSpec(name, dtype, shape, bound)
+
+
+def synthetic_data(inputs: Mapping[str, object]) -> str:
+    """What to type for synthetic samples of `inputs`."""
+    table = ", ".join(f'{name} = "{spec}"' for name, spec in inputs.items())
+    return f"--set data.source={SYNTHETIC} --set {quote(f'data.inputs={{{table}}}')}"
 
 
 def parse_inputs(texts: Mapping[str, str]) -> tuple[InputSpec, ...]:

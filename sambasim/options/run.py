@@ -197,8 +197,10 @@ _FIXED = ("optimizer.name", "training.batch_size", "ema.buffers", "data.buckets"
 def _compiled_in(overrides: Mapping[str, object], was: Mapping[str, object]) -> list[Problem]:
     problems: list[Problem] = []
     for name, value in leaves(overrides).items():
-        section = name.partition(".")[0]
-        if section in ("compile", "model", "parallel") or (section == "ema" and was.get("ema.every") is None):
+        section, _, own = name.partition(".")
+        if section == "parallel" and own in RunFields.__annotations__ and own != "data_parallel":  # which both have
+            problems.append(Problem(name, "is an option of run itself", f"sambasim run … {_typed(own)} {value}", value))
+        elif section in ("compile", "model", "parallel") or (section == "ema" and was.get("ema.every") is None):
             problems.append(_compile_again(name, "is compiled into the PEF", value))
         fixed = name in _FIXED or section == "loss" or name.startswith("data.inputs")
         if fixed and value != was.get(name):

@@ -135,7 +135,7 @@ class SummaryRecord(RunFacts):
     mesh: dict[str, Count] = Field(default_factory=dict)
     sync: Literal["none", "host", "device", "emulated"]
     host_sync: Literal["mpi", "gloo", "parameter-server"] | None = None
-    wire: Literal["fp32", "bf16"] = "fp32"
+    wire: Literal["bf16"] | None = None
     parameter_servers: Count = 0
     mpi: str
     batch_size: Count

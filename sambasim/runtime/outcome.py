@@ -91,11 +91,12 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
         lines.append(f"--reduce-on-rdu has no effect: {nothing}")
     if "host_sync" in options.model_fields_set and is_alone:
         lines.append(f"--host-sync has no effect: {nothing}")
-    if options.wire != "fp32":
+    if options.wire != setup.wire:
         dtypes = sorted({group.dtype for group in program.groups})
-        if setup.shards == 1 or "float32" not in dtypes:
-            why = nothing if setup.shards == 1 else f"gradients are {' and '.join(dtypes)}"
-            lines.append(f"--wire has no effect: {why}")
+        why = nothing if setup.shards == 1 else f"gradients are {' and '.join(dtypes)}"
+        lines.append(f"--wire has no effect: {why}")
+    elif setup.wire != "fp32" and team.sync_name == "device" and len({*setup.communicator.node_of}) == 1:
+        lines.append(f"--wire {setup.wire} saves no bytes on one node: devices read gradients where they are, and round")
     lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
     lines += ["evaluations, and so the best, are of the averages of the weights: --save-ema, or Run.ema"] * (
@@ -177,7 +178,7 @@ def summarize(
         mesh=dict(setup.mesh.sizes),
         sync=team.sync_name,
         host_sync=setup.options.host_sync if team.sync_name == "host" else None,
-        wire=setup.wire,
+        wire=None if setup.wire == "fp32" else setup.wire,
         parameter_servers=options.parameter_servers or 0,
         mpi=setup.communicator.library,
         batch_size=steps.batch_size,

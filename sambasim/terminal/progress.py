@@ -135,7 +135,8 @@ class RunProgress(RunObserver):
         say(f"memory at the peak (measured): {peak}")
         bytes_of = asdict(summary.bytes).items()
         if moved := [f"{format_bytes(count)} {kind.replace('_', ' ')}" for kind, count in bytes_of if count]:
-            say(f"sync moved {', '.join(moved)}{', gradients in bf16' if summary.wire == 'bf16' else ''}")
+            sent = "sent in" if summary.bytes.network else "rounded to"  # devices of a node read each other's memory
+            say(f"sync moved {', '.join(moved)}{f', gradients {sent} {summary.wire}' if summary.wire else ''}")
         show(*step_times(summary, predicts=self._predicts))
         skipped = f"{summary.skipped_steps} of {summary.steps} steps were skipped"
         if summary.skipped_steps and summary.loss_scale is None:

@@ -316,6 +316,15 @@ def test_notices_of_a_run_and_its_errors_speak_python(pef: ss.Pef, capsys: pytes
     assert caught.value.remedy == 'set={"data.evaluation_fraction": 0.1}, or evaluation_data=SOURCE'
 
 
+def test_of_gradients_in_bf16_nothing_is_rounded_and_one_thing_said(folder: Path) -> None:
+    narrow = compiled(
+        folder, net(), loss="cross_entropy", optimizer="sgd", dtype="bf16", check=0, data_parallel=True, world_size=2
+    )
+    summary = ss.run(narrow, TRAIN, steps=1, replicas=2, wire="bf16", quiet=True).summary
+    assert any(notice.endswith("has no effect: gradients are bfloat16") for notice in summary.notices)
+    assert summary.wire is None
+
+
 def test_every_cell_of_the_notebook_runs_and_shows_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]

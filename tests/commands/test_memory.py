@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sambasim.commands.compile import named_in
 from sambasim.commands.plan import config_text
 from sambasim.commands.variants import changes_of, training_shapes
 from sambasim.compiler.front import build_model, example_of_one, model_of_shapes, shapes_from_options
@@ -106,6 +107,19 @@ def test_an_emitted_config_has_the_inferred_data_and_compiles_and_runs(tmp_path:
     assert found.model.args["pad_token_id"] == 0, "the model reads it, and its config has none"
     compile_from_options(found)
     assert "samples/s" in printed("run", "--pef", str(found.pef_path), "--set", "training.steps=1")
+
+
+def test_compile_names_the_inputs_that_follow_from_the_config(tmp_path: Path) -> None:
+    for data in ((), ("data.source=synthetic",)):
+        options = options_of("transformers:GPT2ForSequenceClassification", ("n_positions=8",), *data).model_copy(
+            update={"output_folder": tmp_path}
+        )
+        with pytest.raises(DataError, match="no data source with inputs is named") as raised:
+            named_in(options)
+        typed = (
+            """'data.inputs={input_ids = "int64[8] < 50257", labels = "int64[] < 2"}' --set model.args.pad_token_id=0"""
+        )
+        assert f"--set data.source=synthetic --set {typed}" in str(raised.value.remedy)
 
 
 @pytest.mark.parametrize(

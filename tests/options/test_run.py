@@ -118,6 +118,7 @@ def test_what_is_compiled_in_takes_a_compile(
         ({}, ["optimizer.lr="], "--set optimizer.lr= removes an option, which a run cannot"),
         ({}, ["optimizr.lr=1"], "did you mean optimizer?"),
         ({}, ["compile.opt_level=o0"], 'compile.opt_level = "o0": is compiled into the PEF'),
+        ({}, ["parallel.wire=bf16"], 'parallel.wire = "bf16": is an option of run itself'),
         ({"save": Path("net.pt")}, [], 'save = "net.pt" (from --save): must be a .safetensors file'),
         ({"data_parallel": False, "emulate_replicas": 2}, [], "needs data parallelism, which is turned off"),
         ({"one_process_per_replica": True, "emulate_replicas": 2}, [], "is for replicas that mpirun starts"),

@@ -230,7 +230,8 @@ class Observer:
             with eagerly(step, given), quiet(), watched(self.outside), modes_reach_inside(), data, recording, asked:
                 outputs = step(*given)
             if isinstance(step, TrainingStep):
-                check_loss(loss_in(outputs), self._loss, any_shape=step.losses is not None)
+                any_shape, lacks_labels = step.losses is not None, step.lacks_labels
+                check_loss(loss_in(outputs), self._loss, any_shape=any_shape, lacks_labels=lacks_labels)
                 leaves = [one for one in self._named.values() if one.requires_grad and one.is_leaf]
                 held = {id(one): one for one in (*leaves, *recording.foreign.values())}.values()
                 gradients = [(leaf, "grad", None) for leaf in held]  # they have theirs again

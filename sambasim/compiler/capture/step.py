@@ -240,6 +240,10 @@ class _Step(nn.Module):
         self.logged: Mapping[str, int] = {}
         """By name, the scalars beside the loss in the last call, by their place among the outputs."""
 
+    @property
+    def lacks_labels(self) -> bool:
+        return "labels" in {one.name for one in parameters_of(self.model)} - self._example.inputs.keys()
+
     def _named(self, given: Sequence[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         of_run = dict(zip(self.of_run, given[len(self._example.inputs) :], strict=True))
         return {name: of_run[name] for name in names}

@@ -331,7 +331,7 @@ class Widened(TorchFunctionMode):
         return tree_map(lambda leaf: leaf.to(dtype) if _is_float(leaf) else leaf, result) if is_rounded else result
 
 
-def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
+def check_loss(value: Tensor, named: str | None, *, any_shape: bool, lacks_labels: bool) -> None:
     """Raises ModelError unless `value`, the loss of an eager call, can start a backward. It must be one number, unless
     `any_shape`."""
     described = "the output with the loss" if any_shape else "the model's first output"
@@ -339,6 +339,10 @@ def check_loss(value: Tensor, named: str | None, *, any_shape: bool) -> None:
     if value.numel() != 1 and not any_shape:
         what = f"has shape {tuple(value.shape)}, but a loss is one number"
         remedy = "return the loss first, or name one: --loss cross_entropy"
+        if lacks_labels:
+            remedy = (
+                "give labels, which forward() takes, among the inputs of a sample: then it may return its loss first"
+            )
         if named:
             remedy = "let the function return the mean: loss.mean()"
     elif not value.is_floating_point():

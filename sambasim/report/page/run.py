@@ -145,7 +145,7 @@ def _run_summary(summary: SummaryRecord) -> ui.Part:
         ("replicas", f"{summary.world_size}{', emulated' if summary.emulated else ''}"),
         *mesh_facts(summary),
         ("sync", summary.sync if summary.host_sync is None else f"{summary.sync}, by {summary.host_sync}"),
-        ("gradients are sent in", summary.wire if summary.wire != "fp32" else ""),
+        ("gradients are rounded to", summary.wire or ""),
         ("parameter servers", str(summary.parameter_servers or "")),
         ("batch", f"{summary.batch_size} a replica, {summary.global_batch_size} in total"),
         ("micro-steps in a step", str(summary.accumulation_steps)),

@@ -84,8 +84,10 @@ class Setup:
 
     @property
     def wire(self) -> Literal["fp32", "bf16"]:
-        """In what gradients are sent and added; of one replica they are not."""
-        return self.options.wire if self.shards > 1 else "fp32"
+        """To what gradients are rounded that replicas add; of one replica, or in other types than float32, they are
+        not."""
+        has_float32 = any(group.dtype == "float32" for group in self.program.groups)
+        return self.options.wire if self.shards > 1 and has_float32 else "fp32"
 
     @property
     def works(self) -> bool:
