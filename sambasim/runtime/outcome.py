@@ -96,7 +96,7 @@ def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
         why = nothing if setup.shards == 1 else f"gradients are {' and '.join(dtypes)}"
         lines.append(f"--wire has no effect: {why}")
     elif setup.wire != "fp32" and team.sync_name == "device" and len({*setup.communicator.node_of}) == 1:
-        lines.append(f"--wire {setup.wire} saves no bytes on one node: devices read gradients where they are, and round")
+        lines.append(f"--wire {setup.wire} saves no bytes on one node: devices read all bits of gradients, and round")
     lines += _mesh_notices(setup)
     lines += _zero_notices(setup, team)
     lines += ["evaluations, and so the best, are of the averages of the weights: --save-ema, or Run.ema"] * (
