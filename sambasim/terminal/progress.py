@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from sambasim.errors import one_line, printable, say
 from sambasim.records.metrics import CheckpointRecord, EvaluationRecord, StepRecord, SummaryRecord
-from sambasim.report.tables import Shown, sparkline
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.terminal.output import console_of, is_terminal, scores, show
 from sambasim.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.progress import Progress
+
+    from sambasim.terminal.curve import Curve
 
 _PLAIN_INTERVAL_S = 2.0
 _LIVE_INTERVAL_S = 0.5
@@ -37,7 +37,7 @@ class RunProgress(RunObserver):
         self._predicts, self._words = predicts, words
         self._start: Start | None = None
         self._bar = _progress_bar() if is_terminal(sys.stdout) else None
-        self._curve = _Curve() if _in_notebook() else None
+        self._curve = _curve() if _in_notebook() else None
         self._averages = _Averages()
         self._evaluation: EvaluationRecord | None = None
 
@@ -172,31 +172,15 @@ class _Averages:
         return f"loss {step.loss:.4f}{logged}  lr {step.lr:.3g}{norm}  {pace}"
 
 
-class _Curve(Shown):
-    """One output of a notebook, which is replaced: a line, and the course of the losses."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self._line, self._evaluation, self._output = "", "", None
-
-    def show(self, line: str) -> None:
-        self._line = line
-        if self._output is None:
-            self._output = sys.modules["IPython"].display.display(self, display_id=True)
-        else:
-            self._output.update(self)
-
-    def evaluated(self, line: str) -> None:
-        self._evaluation = f"\n{line}"
-        self.show(self._line)
-
-    def parts(self) -> "list[RenderableType]":
-        return [f"{self._line}\nloss {sparkline(self.losses)}{self._evaluation}"]
-
-
 def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _curve() -> "Curve":
+    from sambasim.terminal.curve import Curve  # rich, which a run needs no sooner than it ends
+
+    return Curve()
 
 
 def _progress_bar() -> "Progress":
