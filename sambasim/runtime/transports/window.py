@@ -88,7 +88,7 @@ class Window(GradientSync):
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator, wire: Wire) -> None:
         super().__init__(by_rank[communicator.rank], MessageGroup(communicator), wire)
         self.communicator, self.by_rank = communicator, by_rank
-        communicator.at_close(self.memory.collapsing(_used_ranges(self.program, communicator)))
+        self._has_begun = False
         self.flags = NodeFlags(communicator, self.program.exchanged)
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved, wire)
         self.observed += [self.flags, self.network]
@@ -112,6 +112,11 @@ class Window(GradientSync):
 
     def all_gather(self, groups: Sequence[ParameterGroup]) -> Communication:
         return Simple(partial(self.spread, groups))  # on one node nothing moves, because its ranks share the parameters
+
+    def wait_for_readers(self) -> None:
+        if not self._has_begun:  # huge pages, which take seconds to make, do not delay the start of a run
+            self._has_begun, used = True, _used_ranges(self.program, self.communicator)
+            self.communicator.at_close(self.memory.collapsing(used))
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         super().offer(losses, request)
