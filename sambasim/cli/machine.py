@@ -5,7 +5,8 @@ import os
 import platform
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,8 @@ from sambasim.units import GIB, TIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from sambasim.runtime.machine.communicator import Communicator
 
 _COMFORTABLE_BYTES = GIB
 """Of shared memory: what most models need."""
@@ -280,9 +283,6 @@ def collectives_command(
     """
     from sambasim.files import check_output_files
     from sambasim.report.summaries import collectives_plot, collectives_report
-    from sambasim.runtime.machine.agreement import check_job
-    from sambasim.runtime.machine.mpi import connect
-    from sambasim.runtime.watch.supervisor import Supervisor
 
     if least_bytes > most_bytes:
         sizes = f"{format_bytes(least_bytes)} and {format_bytes(most_bytes)}"
@@ -292,24 +292,70 @@ def collectives_command(
         what = f"--plot draws SVG, and {plot} does not end in .svg"
         raise OptionError(what, remedy=f"--plot {plot.with_suffix('.svg')}")
     check_output_files({"--plot": ("the plot", plot)})
-    command = ["sambasim", *sys.argv[1:]]
-    communicator = connect(command)
-    if communicator.world_size == 1:
-        what = "one rank alone has nothing to sync, so there is nothing to measure"
-        raise LaunchError(what, remedy=f"mpirun -np 2 {' '.join(command)}")
-
-    def progress(line: str) -> None:
-        if communicator.rank == 0 and not as_json:
-            say(f"{line} …", sys.stderr)
-
-    with Supervisor(communicator, report=lambda each: report_error(each.error, each.reporter)):
+    with _job() as communicator:
+        if communicator.world_size == 1:
+            what = "one rank alone has nothing to sync, so there is nothing to measure"
+            raise LaunchError(what, remedy=f"mpirun -np 2 {' '.join(['sambasim', *sys.argv[1:]])}")
         with kept_imports():
             from sambasim.runtime.measure.collectives import Request, measure, sizes_between
 
-        check_job(communicator, None)
+        def progress(line: str) -> None:
+            if communicator.rank == 0 and not as_json:
+                say(f"{line} …", sys.stderr)
+
         record = measure(communicator, Request(sizes_between(least_bytes, most_bytes), paths, runs), progress)
         if communicator.rank == 0:
             answer(as_json, record.model_dump_json, lambda: [collectives_report(record)])
             if plot is not None:
                 write_all({plot: collectives_plot(record)}, quiet=as_json)
+
+
+@bench_command.command("sync")
+@click.option("--hosts", "file", type=FILE, help="Write a cluster of such hosts: a TOML file for `--cluster`.")
+@as_json("Print one JSON line, and nothing else.")
+def sync_command(file: Path | None, as_json: bool) -> None:
+    """Measure the link between hosts, as `run --reduce-on-rdu` uses it: one rank on each sends to the next.
+
+    \b
+    latency         of a short message
+    bandwidth       of 32 pieces of 1 MiB, while each host sends and receives
+    processor time  of a rank, for each byte that it receives, and one that it sends
+
+    The cluster is sn30-8 with one RDU a node and this link between nodes. `plan --here` reads the link alone.
+
+    \b
+    Examples:
+      mpirun -hosts a,b -ppn 1 -np 2 sambasim bench sync --hosts hosts.toml
+      sambasim plan configs/char_gpt.toml --here --cluster hosts.toml --nodes 2
+      sambasim simulate configs/char_gpt.toml --replicas 2 --cluster hosts.toml
+    """
+    import tomli_w
+
+    from sambasim.files import check_output_files
+    from sambasim.units import format_rate, format_seconds
+
+    check_output_files({"--hosts": ("the cluster", file)})
+    with _job() as communicator:
+        from sambasim.runtime.measure.hosts import measure_hosts
+
+        cluster = measure_hosts(communicator)
+        link = cluster.network_link
+        if communicator.rank == 0:
+            figures = f"{format_seconds(link.latency_s)}, {format_rate(link.bandwidth_bytes_per_s)}B/s each way"
+            text = f"{figures}, {link.processor_s_per_byte * 1e9:.2f} ns of processor time a byte"
+            answer(as_json, link.model_dump_json, lambda: [text])
+            if file is not None:
+                write_all({file: tomli_w.dumps(cluster.model_dump(exclude_unset=True))}, quiet=as_json)
+
+
+@contextmanager
+def _job() -> Iterator["Communicator"]:
+    from sambasim.runtime.machine.agreement import check_job
+    from sambasim.runtime.machine.mpi import connect
+    from sambasim.runtime.watch.supervisor import Supervisor
+
+    communicator = connect(["sambasim", *sys.argv[1:]])
+    with Supervisor(communicator, report=lambda each: report_error(each.error, each.reporter)):
+        check_job(communicator, None)
+        yield communicator
     communicator.close()

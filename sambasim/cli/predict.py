@@ -53,6 +53,8 @@ def plan_command(
     not overlap. If no strategy fits, the exit code is 1.
 
     With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
+    With --nodes and --cluster too, for so many machines like this one: `mpirun -hosts a,b -ppn 1 -np 2 sambasim bench
+    sync --hosts FILE` measures their link, and writes it as a cluster.
 
     \b
     Examples:
@@ -60,6 +62,7 @@ def plan_command(
       sambasim plan configs/gpt_13b.toml --cluster sn30-8 --nodes 8 --global-batch 512 --explain
       sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
       sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
+      sambasim plan configs/char_gpt.toml --here --cluster hosts.toml --nodes 2
       sambasim plan transformers:GPT2LMHeadModel --set optimizer.name=adamw --global-batch 512
     """
     from sambasim.commands.plan import PlanRequest, emitted, plan_task

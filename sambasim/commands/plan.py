@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -68,10 +68,12 @@ def plan_task(asked: PlanRequest) -> PlanTask:
         raise OptionError(what, remedy=f"--emit {emit.with_suffix('.toml')}")
     only = _only(asked.only)
     if asked.here:
-        for flag, value in (("--cluster", asked.cluster), ("--nodes", asked.nodes), ("--arch", asked.arch)):
-            if value is not None:
-                what = f"{flag} is for devices, and --here plans for this machine"
-                raise OptionError(what, remedy=f"leave out {flag}")
+        if asked.arch is not None:
+            raise OptionError("--arch is for devices, and --here plans for this machine", remedy="leave out --arch")
+        if ((asked.nodes or 1) > 1) != (asked.cluster is not None):
+            what = "--here plans for several machines like this one by --nodes and --cluster, which names their link"
+            measured = "mpirun -hosts a,b -ppn 1 -np 2 sambasim bench sync --hosts hosts.toml"
+            raise OptionError(what, remedy=f"{measured}, then --nodes 2 --cluster hosts.toml; or leave out both")
         if not is_model(asked.subject):
             what = f"--here measures passes of several batch sizes, and a PEF as {asked.subject} has one"
             raise OptionError(what, remedy="plan the config or the model that it was compiled from")
@@ -95,6 +97,10 @@ def plan_task(asked: PlanRequest) -> PlanTask:
         what = "--emit writes a config, and this PEF was compiled in Python or by an app: it names no model"
         raise OptionError(what, remedy="leave out --emit")
     inventory = inventory_of({}, arch=options.arch, cluster=asked.cluster)
+    nodes, most = asked.nodes or 1, inventory.cluster.nodes
+    if most is not None and nodes > most:
+        raise OptionError(f"--nodes {nodes}, and {inventory.cluster.name} has {most}", remedy=f"--nodes {most}")
+    inventory = replace(inventory, cluster=inventory.cluster.model_copy(update={"nodes": nodes}))
     return PlanTask(asked, options, program, inventory, _spaces(options, inventory, asked, dtypes, only))
 
 
@@ -123,6 +129,7 @@ def _spaces(
 ) -> Sequence[Space]:
     """The strategies of 1, 2, … ranks of this machine, or of so many RDUs. Raises OptionError if there are none."""
     of_a_rank = options.training.batch_size * options.training.accumulation_steps
+    nodes = inventory.cluster.nodes or 1
     if asked.here:
         from sambasim.runtime.machine.launcher import cores_of_this_process, mpirun_here
 
@@ -132,16 +139,18 @@ def _spaces(
             raise OptionError("--here measures passes of one dtype", remedy=f"--only dtype={dtypes[0]}")
         most = asked.ranks or min(2 * len(cores_of_this_process()), _MOST_RANKS)
         most = most if mpirun_here() is not None else 1
-        batch = asked.global_batch or most * of_a_rank
-        spaces = [Space(count, most, batch, dtypes, only=only) for count in range(1, most + 1)]
-        what = f"no strategy of up to {counted(most, 'rank')} gives a global batch of {batch:,} with these values"
+        batch = asked.global_batch or nodes * most * of_a_rank
+        if nodes > 1:  # of which each has as many replicas
+            known = {"replicas": range(nodes, nodes * most + 1, nodes), "stages": (1,), "chips": (1,), "zero": (0, 1)}
+            of_nodes = {name: [value for value in only.get(name, of) if value in of] for name, of in known.items()}
+            only = {**only, **of_nodes}
+        spaces = [Space(nodes * count, most, batch, dtypes, only=only) for count in range(1, most + 1)]
+        ranks = counted(nodes * most, "rank")
+        what = f"no strategy of up to {ranks} gives a global batch of {batch:,} with these values"
         remedy = "another --global-batch, or fewer --only"
     else:
         cluster, tiles_of_rdu = inventory.cluster, inventory.device.tiles
-        nodes, of_node = asked.nodes or 1, cluster.rdus_per_node
-        if cluster.nodes is not None and nodes > cluster.nodes:
-            what = f"--nodes {nodes}, and {cluster.name} has {cluster.nodes}"
-            raise OptionError(what, remedy=f"--nodes {cluster.nodes}")
+        of_node = cluster.rdus_per_node
         rdus = nodes * of_node
         batch = asked.global_batch or rdus * of_a_rank
         tiles = () if tiles_of_rdu is None else tuple(divisors(tiles_of_rdu)[:-1])

@@ -79,13 +79,13 @@ def _plan_this_machine(task: PlanTask, programs: "Callable[[str], Variants]", on
     optimizer = cast("OptimizerOptions", options.optimizer)  # `plan_task` refuses None
     strategies = [strategy for space in spaces for strategy in space.strategies()]
     most, batch, (dtype,) = len(spaces), spaces[0].global_batch, spaces[0].dtypes
-    cores = len(cores_of_this_process())
+    cores, nodes = len(cores_of_this_process()), task.inventory.cluster.nodes or 1
     of_samples: dict[int, Variants] = {}
 
     def work_for(count: int) -> Work:
-        sizes = spaced({strategy.samples for strategy in strategies if min(strategy.ranks, cores) == count} or {1})
+        sizes = spaced({each.samples for each in strategies if min(each.ranks // nodes, cores) == count} or {1})
         if count > cores:  # one that has been captured
-            sizes = [max((size for size in of_samples if size <= batch // count), default=min(of_samples))]
+            sizes = [max((size for size in of_samples if size <= batch // count // nodes), default=min(of_samples))]
         passes = [whole(Strategy(count, samples=samples, dtype=dtype)) for samples in sizes]
         room_bytes = (available_bytes() or 0) // count
         fitting = [program for program in passes if needed_bytes(program) < room_bytes] or passes[:1]
@@ -105,7 +105,7 @@ def _plan_this_machine(task: PlanTask, programs: "Callable[[str], Variants]", on
     def program_of(strategy: Strategy) -> Program:
         return programs(strategy.dtype).program(strategy)
 
-    return plan_here(options.name, program_of, machine, spaces, goal, has_mpi=has_mpi)
+    return plan_here(options.name, program_of, machine, task.inventory.cluster, spaces, goal, has_mpi=has_mpi)
 
 
 _KEPT = (TensorParallel, Recompute)  # passes that many strategies begin with

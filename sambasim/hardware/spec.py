@@ -86,10 +86,12 @@ class DeviceSpec(Spec):
 
 
 class LinkSpec(Spec):
-    """A full-duplex link: bytes per second in each direction, and the latency of an empty message."""
+    """A full-duplex link: bytes per second in each direction, and the latency of an empty message. Where processors
+    compute, each byte that arrives, and one that leaves meanwhile, takes `processor_s_per_byte` of their time."""
 
     bandwidth_bytes_per_s: Rate
     latency_s: float = Field(ge=0, le=LONGEST_WAIT_S)
+    processor_s_per_byte: float = Field(default=0.0, ge=0, le=LONGEST_WAIT_S)
 
 
 class ClusterSpec(Spec):

@@ -81,7 +81,7 @@ def figures_of(spec: Spec) -> list[tuple[str, int | float | str, str]]:
         value, source = getattr(spec, name), spec.sources.get(name, "a choice")
         if isinstance(value, LinkSpec):
             figures.append((name, value.name, source))
-            for part in ("bandwidth_bytes_per_s", "latency_s"):
+            for part in value.sources:
                 figures.append((f"{name}_{part}", getattr(value, part), value.sources[part]))
         elif value is None and name == "nodes":
             figures.append((name, "as many as it takes", "a choice"))

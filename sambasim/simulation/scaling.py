@@ -96,15 +96,17 @@ def with_sync(alone: RankAlone, placement: Placement, path: SyncPath) -> SyncedR
     zero = zero_of(alone.program)
     if path is SyncPath.HOST:
         return _by_host(alone, placement, path, zero)
-    synced, by_host = _by_rdu(alone, placement), _by_host(alone, placement, SyncPath.HOST, min(1, zero))
+    synced = by_rdu(sliced(alone, placement.replicas), placement)
+    by_host = _by_host(alone, placement, SyncPath.HOST, min(1, zero))
     if by_host.predicted_s < synced.predicted_s:
         return replace(by_host, path=SyncPath.RDU, way="through the host, which is quicker here")
     return synced
 
 
-def _by_rdu(alone: RankAlone, placement: Placement) -> SyncedRank:
-    program, step, slowest_s = alone.program, sliced(alone, placement.replicas), slowest_s_of(alone, placement.replicas)
-    pieces, latency_s = pieces_of_syncs(alone, placement)
+def by_rdu(step: RankAlone, placement: Placement) -> SyncedRank:
+    """Of a rank that updates its slice."""
+    program, slowest_s = step.program, slowest_s_of(step, placement.replicas)
+    pieces, latency_s = pieces_of_syncs(step, placement)
     spans = [_host(step)]
     for _ in range(step.micro_steps):
         spans += _run(step.model, spans[-1].stop_s)

@@ -160,10 +160,14 @@ def test_what_fits_nowhere_says_what_is_closest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "what", "remedy"),
     [
-        *(
-            ([*HERE, flag, value], f"{flag} is for devices, and --here plans for this machine", f"leave out {flag}")
-            for flag, value in (("--cluster", "sn30-8"), ("--nodes", "1"), ("--arch", "sn40l"))
-        ),
+        ([*HERE, "--arch", "sn40l"], "--arch is for devices, and --here plans for this machine", "leave out --arch"),
+        *(([*HERE, *flags],
+           "--here plans for several machines like this one by --nodes and --cluster, which names their link",
+           "mpirun -hosts a,b -ppn 1 -np 2 sambasim bench sync --hosts hosts.toml, then --nodes 2 --cluster hosts.toml;"
+           " or leave out both") for flags in (("--nodes", "2"), ("--cluster", "sn30-8"))),
+        ([*HERE, "--cluster", "sn30-8", "--nodes", "2", "--ranks", "2", "--only", "stages=2"],
+         "no strategy of up to 4 ranks gives a global batch of 128 with these values",
+         "another --global-batch, or fewer --only"),
         ([*HERE, "--only", "dtype=fp32,bf16"], "--here measures passes of one dtype", "--only dtype=fp32"),
         ([*HERE, "--only", "samples=5", "--ranks", "1"],
          "no strategy of up to 1 rank gives a global batch of 32 with these values",

@@ -1,4 +1,4 @@
-"""`sambasim bench collectives` under mpirun: what it measures at any number of ranks, and that wrong results end it."""
+"""`sambasim bench` under mpirun: what it measures at any number of ranks, and that wrong results end it."""
 
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sambasim.hardware.spec import LinkSpec, load_cluster
 from sambasim.records.metrics import CollectivesRecord
 from sambasim.units import KIB
 from tests.support.mpi import RANKS, SAMBASIM, Result, is_open_mpi, run_mpi
@@ -63,6 +64,24 @@ def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
 def test_several_nodes_are_measured_and_priced_apart() -> None:
     command = [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--json"]
     assert len(set(record_of(run_mpi(4, command, env={"MPIR_CVAR_NUM_CLIQUES": "2"})).node_of)) == 2
+
+
+@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host without a privilege")
+def test_the_link_between_hosts_is_measured_as_a_cluster(tmp_path: Path) -> None:
+    file, apart = tmp_path / "hosts.toml", {"MPIR_CVAR_NUM_CLIQUES": "2"}
+    printed = run_mpi(2, [*SAMBASIM, "bench", "sync", "--hosts", str(file), "--json"], env=apart).check().stdout
+    link = LinkSpec.model_validate_json(printed)
+    assert load_cluster(str(file)).network_link == link
+    assert 1e-6 < link.latency_s < 0.1
+    assert 1e7 < link.bandwidth_bytes_per_s < 1e12
+    assert 0 <= link.processor_s_per_byte < 1e-7
+
+
+@whole
+def test_ranks_of_one_host_have_no_link_between_hosts() -> None:
+    result = run_mpi(2, [*SAMBASIM, "bench", "sync"])
+    assert result.returncode == 2
+    assert "the link between hosts is measured by one rank on each, and 2 are on 1" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,14 @@ All times are predicted; only rates are measured.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import inf
 
+from sambasim.costs.price import SectionPrice
+from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
+from sambasim.hardware.budget import budget_of
+from sambasim.hardware.placement import Placement
+from sambasim.hardware.spec import ClusterSpec, load_device
 from sambasim.ir.dataflow import axis_of, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Node
 from sambasim.ir.mesh import TENSOR
@@ -24,12 +30,14 @@ from sambasim.ir.program import Program
 from sambasim.ir.ranks import of_ranks
 from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
 from sambasim.ir.types import SymbolKind, TensorType
+from sambasim.simulation.alone import TimedSection, price_alone
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
 from sambasim.simulation.memory import Memory, memory_of, pass_memory
 from sambasim.simulation.planning.search import Goal, Plan, order
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, shortage
+from sambasim.simulation.scaling import by_rdu
 from sambasim.simulation.step import Cost, Passes
-from sambasim.simulation.sync import SyncPath, Traffic
+from sambasim.simulation.sync import WIRE_BYTES, SyncPath, Traffic
 from sambasim.units import counted, format_rate
 
 NOTE = (
@@ -46,6 +54,7 @@ def plan_here(
     name: str,
     program_of: Callable[[Strategy], Program],
     machine: Machine,
+    cluster: ClusterSpec,
     spaces: Sequence[Space],
     goal: Goal,
     *,
@@ -53,7 +62,7 @@ def plan_here(
     count: int = 10,
 ) -> Plan:
     """The best `count` strategies of `spaces`, of which the last is the largest, one for each shape of the mesh."""
-    here = Here(program_of, machine, spaces[-1].dtypes[0])
+    here = Here(program_of, machine, cluster, spaces[-1].dtypes[0])
     priced: dict[Strategy, Priced] = {}
     refused: dict[Strategy, str] = {}
     for strategy in dict.fromkeys(strategy for space in spaces for strategy in space.strategies()):
@@ -68,9 +77,13 @@ def plan_here(
     first = list(best.values())[:count]
     chosen = {candidate.strategy for candidate in first}
     others = tuple(candidate for candidate in priced.values() if candidate.strategy not in chosen)
-    hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on this machine, {counted(machine.cores, 'core')}"
+    where = "this machine" if here.nodes == 1 else f"{here.nodes} nodes of {cluster.name}, each as this machine"
+    hardware = f"up to {counted(spaces[-1].rdus, 'rank')} on {where}, {counted(machine.cores, 'core')}"
     note = NOTE.format(format_rate(machine.copy_bytes_per_s), format_rate(machine.gemm_flops_per_s))
     note += "" if has_mpi else _WITHOUT_MPI
+    note += (
+        "" if here.nodes == 1 else f"; bandwidth between nodes: {cluster.network_link.sources['bandwidth_bytes_per_s']}"
+    )
     if machine.other_cores > 0.15:  # an estimate of a quiet machine
         note += f"; other programs used {machine.other_cores:.1f} cores meanwhile, so times are too long: measure again"
     return Plan(name, hardware, spaces[-1], goal, tuple(first), others, refused, _MEAN_ERROR, "rank", note)
@@ -111,10 +124,14 @@ class _Part:
 
 
 class Here:
-    """`program_of` compiles the model for a strategy. Passes were measured in `dtype`."""
+    """`program_of` compiles the model for a strategy. Passes were measured in `dtype`. Nodes of `cluster` are as this
+    machine."""
 
-    def __init__(self, program_of: Callable[[Strategy], Program], machine: Machine, dtype: str = "fp32") -> None:
-        self._program_of, self._machine = program_of, machine
+    def __init__(
+        self, program_of: Callable[[Strategy], Program], machine: Machine, cluster: ClusterSpec, dtype: str = "fp32"
+    ) -> None:
+        self._program_of, self._machine, self._cluster = program_of, machine, cluster
+        self.nodes = cluster.nodes or 1
         self._alone = Strategy(2, dtype=dtype)
         self._parts: dict[Strategy, tuple[_Part, ...] | OptionError] = {}
         self._times = cache(lambda ranks, samples: between(machine.rates_at(ranks).passes, samples))
@@ -122,11 +139,11 @@ class Here:
 
     def price(self, strategy: Strategy) -> Priced:
         """Raises OptionError if `strategy` cannot be compiled."""
-        machine = self._machine
-        parts, rates = self._parts_of(strategy), machine.rates_at(strategy.ranks)
+        machine, here = self._machine, strategy.ranks // self.nodes
+        parts, rates = self._parts_of(strategy), machine.rates_at(here)
         times = self._times(rates.ranks, strategy.samples)
         costs = [self._costs(part, rates.ranks, strategy.samples) for part in parts]
-        crowd, schedule = machine.crowd(strategy.ranks), _schedule(strategy)
+        crowd, schedule = machine.crowd(here), _schedule(strategy)
 
         def cost(action: Action) -> Cost:
             """Without the gradients that the later passes of a stage, or micro-steps, add."""
@@ -147,11 +164,12 @@ class Here:
             # A rank that waits for a message keeps its share of a core.
             bubble_s=(passes.predicted_s - busy.predicted_s) * steps * crowd,
             update_s=update_s * crowd,
-            sync_s=sync_s * crowd,
+            sync_s=sync_s * crowd
+            + self._between_nodes_s(strategy, parts[0], times, (update_s + sync_s) * crowd, crowd),
         )
         idle_s = (passes.predicted_s - mean_s) * steps * crowd
         memory = tuple(self._memory(strategy, parts, rates, times))
-        capacity_bytes = machine.memory_bytes // strategy.ranks
+        capacity_bytes = machine.memory_bytes // here
         problem = shortage(memory, capacity_bytes)
         return Priced(strategy, strategy.ranks, terms, memory, capacity_bytes, {}, True, problem, idle_s)
 
@@ -242,11 +260,41 @@ class Here:
             sync_s += by_host_s * (1 + gathers) / 2
         return update_s, sync_s
 
+    def _between_nodes_s(
+        self, strategy: Strategy, part: _Part, times: PassTimes, update_s: float, crowd: float
+    ) -> float:
+        """What sync between nodes adds to a step: what does not overlap with passes and `update_s`, and of what does,
+        the time of the processors."""
+        program, link, nodes = part.program, self._cluster.network_link, self.nodes
+        if nodes == 1:
+            return 0.0
+        # As RDUs do it, whose elements have WIRE_BYTES, and which take no other time.
+        numel, scale = sum(group.numel for group in program.groups), strategy.samples / program.batch_size
+        rate = link.bandwidth_bytes_per_s * WIRE_BYTES * numel / program.gradient_bytes
+        wire = link.model_copy(update={"bandwidth_bytes_per_s": rate})
+        rdu = replace(budget_of(load_device("sn30")), memory_bytes_per_s=inf, launch_s=0.0, start_s=0.0, spread=0.0)
+        alone = price_alone(program, work_of(program.step, program.symbols), rdu, strategy.samples, strategy.passes)
+        seconds = {group.name: update_s * group.numel / numel for group in program.groups}
+        for section in pass_and_update(program.step)[0]:
+            nodes_of_it = program.step.section_nodes(section)
+            seconds[section.name] = sum(self._operator_s(part, node, times, scale) for node in nodes_of_it) * crowd
+
+        def timed(sections: Sequence[TimedSection]) -> tuple[TimedSection, ...]:
+            prices = (SectionPrice(seconds.get(section.name, 0.0), 0.0, 0.0, 0.0, 0.0, 0.0) for section in sections)
+            return tuple(replace(section, price=price) for section, price in zip(sections, prices, strict=True))
+
+        step = replace(alone, model=timed(alone.model), update=timed(alone.update), sent_s=times.batch_s * crowd)
+        node_of = tuple(rank * nodes // strategy.ranks for rank in range(strategy.ranks))
+        synced = by_rdu(step, Placement(self._cluster.model_copy(update={"network_link": wire}), None, 1, node_of))
+        hidden = synced.hidden_sync_s / (synced.hidden_sync_s + synced.exposed_sync_s)
+        received_bytes = 2 * program.gradient_bytes * (nodes - 1) / strategy.ranks
+        return synced.exposed_sync_s + hidden * received_bytes * link.processor_s_per_byte
+
     def _memory(self, strategy: Strategy, parts: Sequence[_Part], rates: Rates, times: PassTimes) -> Iterator[Memory]:
         by_device, copies = strategy.path is SyncPath.RDU and strategy.copies > 1, strategy.copies
         whole = self._whole
         whole_bytes = whole.memory.total_bytes * times.samples // whole.program.batch_size
-        process_bytes = rates.private_bytes + rates.shared_bytes // strategy.ranks
+        process_bytes = rates.private_bytes + rates.shared_bytes * self.nodes // strategy.ranks
         process_bytes += max(times.heap_bytes - whole_bytes, 0)
         zero, samples = max(strategy.zero, 1) if by_device else strategy.zero, strategy.samples
         for part, flight in zip(parts, in_flight(_schedule(strategy)), strict=True):
@@ -255,7 +303,7 @@ class Here:
             temporaries = part.memory.temporaries * samples // program.batch_size
             sliced = replace(program, zero=zero)
             memory = memory_of(sliced, samples=samples, replicas=copies, passes=strategy.passes)
-            parameters = memory.parameters // copies if by_device else memory.parameters
+            parameters = memory.parameters * self.nodes // copies if by_device else memory.parameters
             buffers = memory.buffers + process_bytes - program.held_bytes(SymbolKind.REDUCE_BUFFER)
             yield Memory(parameters, memory.gradients, memory.states, activations, temporaries, buffers)
 
