@@ -54,11 +54,11 @@ def is_small(program: Program, communicator: Communicator) -> bool:
 def allocate_devices(program: Program, communicator: Communicator) -> Mapping[int, DeviceMemory]:
     """Collective. The device memories of the node, by rank, in one shared window. Parameters are in that of the first
     rank only; where gradients are small, each rank updates its own. Raises MachineError if shared memory is short."""
-    small = is_small(program, communicator)
-    window = communicator.allocate_shared(program.device_bytes, None if small else _used_ranges(program, communicator))
-    shared = None if small else window.parts[0]
-    memories = [DeviceMemory(program, storage, shared) for storage in window.parts]
-    return dict(zip(communicator.local_ranks, memories, strict=True))
+    used = None if is_small(program, communicator) else _used_ranges(program, communicator)
+    window = communicator.allocate_shared(program.device_bytes, used)
+    shared = None if used is None else window.parts[0]
+    parts = zip(communicator.local_ranks, window.parts, strict=True)
+    return {rank: DeviceMemory(program, storage, shared) for rank, storage in parts}
 
 
 def _used_ranges(program: Program, communicator: Communicator) -> Sequence[Range]:
@@ -88,7 +88,7 @@ class Window(GradientSync):
     def __init__(self, by_rank: Mapping[int, DeviceMemory], communicator: Communicator, wire: Wire) -> None:
         super().__init__(by_rank[communicator.rank], MessageGroup(communicator), wire)
         self.communicator, self.by_rank = communicator, by_rank
-        self._has_begun = False
+        self._uncollapsed = _used_ranges(self.program, communicator)
         self.flags = NodeFlags(communicator, self.program.exchanged)
         self.network = Network(communicator, by_rank, self.slices, self.bytes_moved, wire)
         self.observed += [self.flags, self.network]
@@ -96,8 +96,7 @@ class Window(GradientSync):
             self.title = _TITLE.replace(")", "; between nodes TCP)")
         self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         self._losses_of_all: Callable[[], Shared] | None = None
-        training = self.program.training
-        sections = pass_and_update(training)[0] if training else ()
+        sections = pass_and_update(self.program.training)[0] if self.program.training else ()
         self.pass_length = (sections[-1].stop if sections else 0) + 1
         self.steps = 0
 
@@ -114,8 +113,8 @@ class Window(GradientSync):
         return Simple(partial(self.spread, groups))  # on one node nothing moves, because its ranks share the parameters
 
     def wait_for_readers(self) -> None:
-        if not self._has_begun:  # huge pages, which take seconds to make, do not delay the start of a run
-            self._has_begun, used = True, _used_ranges(self.program, self.communicator)
+        if used := self._uncollapsed:  # huge pages, which take seconds to make, do not delay the start of a run
+            self._uncollapsed = ()
             self.communicator.at_close(self.memory.collapsing(used))
 
     def offer(self, losses: Sequence[float], request: int) -> None:
@@ -193,8 +192,7 @@ class WindowReduce(Communication):
         position = {rank: index for index, rank in enumerate(ranks)}  # among the operands
         pairs = around(window.communicator.node_of, window.communicator.node_index)
         self._steps = tuple((position[into], position[source]) for into, source in pairs)
-        dtypes = dict.fromkeys(group.dtype for group in groups)
-        self._scratch = {name: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, name)) for name in dtypes}
+        self._scratch = {one.dtype: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, one.dtype)) for one in groups}
         ready = readiness(window.program, by_node=True)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
@@ -303,9 +301,8 @@ class WindowReduce(Communication):
         self._window.bytes_moved.peer += work.peer_bytes
 
     def _bytes(self, work: _Work) -> SpanArgs:
-        name = work.group.name
-        network_bytes = self._window.network.incoming_bytes[name]
-        return {"group": name, "peer_bytes": work.peer_bytes, "network_bytes": network_bytes}
+        name, incoming = work.group.name, self._window.network.incoming_bytes
+        return {"group": name, "peer_bytes": work.peer_bytes, "network_bytes": incoming[name]}
 
     @span(Track.COLLECTIVES, "REDUCE", _bytes)
     def _reduce(self, work: _Work) -> None:
@@ -313,12 +310,11 @@ class WindowReduce(Communication):
 
     @span(Track.COLLECTIVES, "REDUCE, OPT", _bytes)
     def _reduce_and_update(self, work: _Work) -> None:
-        clock = time.perf_counter
         for add_up, update in work.pieces:
             add_up()
-            began_s = clock()
+            began_s = time.perf_counter()
             update()
-            self._updating_s += clock() - began_s
+            self._updating_s += time.perf_counter() - began_s
 
 
 @final
@@ -391,8 +387,7 @@ class _Step(Communication):
         self._window, self._optimizers, self._clips = window, optimizers, clips
         groups, means = window.program.groups, window.means
         parts = [part for group in groups for part in parts_of(group, means[group.name], (0, group.numel))]
-        blocks = sum(member.blocks for group in groups for member in group.members)
-        self._square_sums = square_sums(parts, blocks)
+        self._square_sums = square_sums(parts, sum(member.blocks for group in groups for member in group.members))
         self._updates = [optimizers.slice(group, 0, group.numel, means[group.name]) for group in groups]
 
     def finish(self) -> float | None:
