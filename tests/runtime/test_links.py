@@ -83,8 +83,9 @@ def connected(table: Table) -> tuple[End, End]:
         return first.result(30), second.result(30)
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[End, End]]:
+@pytest.fixture(params=[0, 5 * SIZE], ids=["by threads", "while it waits"])
+def ends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[End, End]]:
+    monkeypatch.setattr(links, "_SHORT_BYTES", request.param)
     both = connected(Table())
     yield both
     for end in both:
@@ -92,6 +93,7 @@ def ends() -> Iterator[tuple[End, End]]:
         end.links.close()
 
 
+@pytest.mark.parametrize("ends", [0], indirect=True)
 def test_the_most_urgent_of_those_that_wait_goes_first(ends: tuple[End, End]) -> None:
     here, there = ends
     urgencies = (1, 9), (1, 5), (0, 7), (1, 2), (0, 3)
@@ -109,8 +111,10 @@ def test_both_send_at_once(ends: tuple[End, End]) -> None:
     for rank, end in enumerate(ends):
         for number in range(5):
             end.links.send(1 - rank, number, np.full(SIZE, 10 * rank + number, np.uint8), (0, number))
+    with ThreadPoolExecutor(2) as threads:
+        for waiting in [threads.submit(end.wait_for_all) for end in ends]:
+            waiting.result(30)
     for rank, end in enumerate(ends):
-        end.wait_for_all()
         assert [int(end.memory[number].max()) for number in end.came] == [10 * (1 - rank) + n for n in end.came]
 
 

@@ -2,16 +2,22 @@
 
 MPI moves a long message only inside of its calls, of which a pass makes none. Here a thread for each direction of a
 connection waits in the kernel, without Python's lock. The most urgent of the messages that wait is sent first.
+
+Where messages are few and short, the buffers of the kernel hold them, and to wake a thread takes longer than they do:
+each rank moves them itself, while it waits.
 """
 
 import heapq
+import os
 import secrets
+import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from typing import TypeAlias
 
 from sambasim.errors import MachineError, PeerError
@@ -28,8 +34,12 @@ _SENT_BYTES = 46_000
 64 KiB) cut longer ones into segments of 1,448 bytes, which takes 9 us of processor time for each."""
 _READ_BYTES = 16 * KIB
 """A thread that receives is woken for so many bytes, and not for each packet."""
+_SHORT_BYTES = 256 * KIB
+"""The most that a rank receives in a step without threads. With more they are as fast, and the rank computes."""
 _HEAD = struct.Struct("=q")  # the number of a message
 _TOKEN_BYTES, _RANK_BYTES = 16, 8
+_LOOKS = 2_000  # about 2 ms
+_MOST_PARTS = 64  # of messages, in a call; the kernel takes 1,024
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES),
@@ -44,8 +54,8 @@ Urgency: TypeAlias = tuple[int, ...]  # the smallest goes first
 
 class Links:
     """Connections to `peers`, ranks of `communicator`. `places`: by sender and number, where a message goes;
-    `arrived(number)` is called by a thread when it is there, with `changed` held. Collective. Raises MachineError on
-    all ranks if hosts cannot connect."""
+    `arrived(number)` is called when it is there: by a thread with `changed` held, or in `wait_for`. Collective. Raises
+    MachineError on all ranks if hosts cannot connect."""
 
     def __init__(
         self,
@@ -83,12 +93,18 @@ class Links:
                     remedy += "let TCP through between the hosts; or leave out --reduce-on-rdu"
                     raise MachineError(what, where=where, remedy=remedy) from error
         self._threads: list[threading.Thread] = []
-        self._senders = {peer: _Sender(connection) for peer, connection in self._sockets.items()}
+        self._senders: dict[int, _Sender | _Direct] = {}
+        self._direct: dict[int, _Direct] = {}
+        is_short = sum(place.nbytes for place in places.values()) <= _SHORT_BYTES
         for peer, connection in self._sockets.items():
-            connection.settimeout(None)
             for option in _OPTIONS:
                 connection.setsockopt(*option)
-            for work in (self._senders[peer].run, lambda at=(peer, connection): self._receive(*at)):
+            connection.settimeout(0.0 if is_short else None)
+            if is_short:
+                self._senders[peer] = self._direct[peer] = _Direct(connection, peer, places, arrived)
+                continue
+            self._senders[peer] = sender = _Sender(connection)
+            for work in (sender.run, lambda at=(peer, connection): self._receive(*at)):
                 self._threads.append(threading.Thread(target=work, daemon=True))
                 self._threads[-1].start()
 
@@ -98,10 +114,34 @@ class Links:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until what `arrived` changes fulfils the `condition`. Raises PeerError if a connection has ended."""
+        if self._direct:
+            self._move_until(condition)
+            return
         with self.changed:
             self.changed.wait_for(lambda: condition() or self._ended is not None)
             if not condition() and self._ended is not None:
                 raise self._ended
+
+    def _move_until(self, condition: Callable[[], bool]) -> None:
+        """And until the kernel has all messages: this rank may not come back before another one needs them."""
+        looks = _LOOKS
+        while True:
+            for peer, direct in self._direct.items():
+                try:
+                    direct.read()
+                    direct.write()
+                except OSError as error:
+                    self._end(peer, error)
+            unsent = [direct for direct in self._direct.values() if direct.unsent]
+            if condition() and not unsent:
+                return
+            if self._ended is not None:
+                raise self._ended
+            if looks:  # a processor that sleeps takes longer to wake than most messages to come
+                looks -= 1
+                os.sched_yield()
+            else:
+                select.select(self._direct.values(), unsent, ())
 
     def close(self) -> None:
         self._ended = PeerError("this rank has closed its connections")
@@ -126,10 +166,13 @@ class Links:
                     self.changed.notify_all()
         except OSError as error:
             with self.changed:
-                self._ended = self._ended or PeerError(f"the connection to rank {peer} has ended: {error}", rank=peer)
+                self._end(peer, error)
                 self.changed.notify_all()
         finally:
             connection.close()
+
+    def _end(self, peer: int, error: OSError) -> None:
+        self._ended = self._ended or PeerError(f"the connection to rank {peer} has ended: {error}", rank=peer)
 
 
 def _greeting_of(connection: socket.socket, token: bytes) -> int | None:
@@ -159,6 +202,56 @@ def _fill(connection: socket.socket, left: memoryview) -> None:
         if not (read := connection.recv_into(left, len(left), socket.MSG_WAITALL)):
             raise ConnectionError("that rank has closed it")
         left = left[read:]
+
+
+class _Direct:
+    """A connection without threads. What is sent is with the kernel, or `unsent`."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        peer: int,
+        places: Mapping[tuple[int, int], ByteArray],
+        arrived: Callable[[int], object],
+    ) -> None:
+        self._connection, self._peer, self._places, self._arrived = connection, peer, places, arrived
+        self.fileno = connection.fileno
+        self.unsent: deque[memoryview] = deque()
+        self._head = memoryview(bytearray(_HEAD.size))
+        self._number: int | None = None  # of the message that arrives, once it is known
+        self._left = self._head
+
+    def put(self, number: int, buffer: ByteArray, urgency: Urgency) -> None:
+        self.unsent += (memoryview(_HEAD.pack(number)), buffer.data)
+        with suppress(OSError):  # who waits is told
+            self.write()
+
+    def write(self) -> None:
+        with suppress(BlockingIOError):
+            while self.unsent:
+                sent = self._connection.sendmsg([*islice(self.unsent, _MOST_PARTS)])
+                while sent >= len(self.unsent[0]):
+                    sent -= len(self.unsent.popleft())
+                    if not self.unsent:
+                        return
+                self.unsent[0] = self.unsent[0][sent:]
+
+    def read(self) -> None:
+        with suppress(BlockingIOError):
+            while read := self._connection.recv_into(self._left):
+                self._left = self._left[read:]
+                if self._left:
+                    continue
+                if self._number is None:
+                    (self._number,) = _HEAD.unpack(self._head)
+                    self._left = self._places[self._peer, self._number].data
+                else:
+                    self._arrived(self._number)
+                    self._number, self._left = None, self._head
+            raise ConnectionError("that rank has closed it")
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class _Sender:
