@@ -4,6 +4,7 @@
 # mypy: no-warn-return-any, no-disallow-untyped-calls
 
 import os
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -123,6 +125,11 @@ def test_gradients_and_draws_are_those_of_the_plain_engine(tmp_path: Path, monke
     written = "".join(path.read_text() for path in (tmp_path / "cache").rglob("*.py"))
     assert "torch.ops.aten.gelu.default(" in written
     assert "torch.ops.aten.gelu_backward.default(" in written
+    parts, loads = progress[0][1], counters["inductor"]["fxgraph_cache_hit"]
+    Executor(program.step, program, memory.tensor, inductor)
+    assert len(progress) == parts + 1, "another replica takes what is compiled"
+    Executor(program.step, program, memory.tensor, Inductor())
+    assert counters["inductor"]["fxgraph_cache_hit"] == loads + parts, "and another process loads it"
 
     def differentiate(executable: Executor, *, accumulate: bool = False) -> tuple[float, list[Tensor], Tensor, int]:
         torch.manual_seed(SEED)
@@ -159,6 +166,10 @@ def test_compiled_code_is_kept_in_the_users_cache_folder(monkeypatch: pytest.Mon
 
 
 SIDE = 256
+
+
+def test_keys_of_the_cache_have_the_decompositions_by_name() -> None:
+    assert pickle.loads(pickle.dumps(decompositions())) is decompositions()
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -13,7 +13,7 @@ For large products, oneDNN is 5 to 10 % faster than MKL on an AMD CPU; on an Int
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, groupby, islice, zip_longest
 from operator import getitem
@@ -168,6 +168,13 @@ KEPT_TAG = "sambasim keeps " + " ".join(str(operator) for operator in _KEPT)
 """Part of the keys of inductor's caches, which otherwise ignore the decomposition table."""
 
 
+class _Table(dict[OpOverload, Function]):
+    """Inductor's cache keys have the table too, of whose functions some cannot be pickled: it then stores nothing."""
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return decompositions, ()
+
+
 @cache
 def decompositions() -> dict[OpOverload, Function]:
     """Inductor's decomposition table without the kept operators, with a fallback for these. Importing it takes seconds.
@@ -177,7 +184,7 @@ def decompositions() -> dict[OpOverload, Function]:
 
     for kept in _KEPT:
         make_fallback(kept, warn=False, override_decomp=True)
-    return {operator: simpler for operator, simpler in table.items() if operator not in _KEPT}
+    return _Table({operator: simpler for operator, simpler in table.items() if operator not in _KEPT})
 
 
 class _Decomposing(TorchDispatchMode):
@@ -269,9 +276,11 @@ def _product(node: Node, fakes: Fakes, values: Mapping[str, FxArgument], graph: 
 
 @dataclass(frozen=True, slots=True)
 class Inductor:
-    """Compiles passes. `progress(done, parts, elapsed_s)` is called before each part and at the end."""
+    """Compiles passes, once for all replicas of a process. `progress(done, parts, elapsed_s)` is called before each
+    part and at the end."""
 
     progress: Callable[[int, int, float], None] = lambda done, parts, elapsed_s: None
+    _made: list[tuple[object, dict[Region, Function]]] = field(default_factory=list)
 
     def lower(
         self,
@@ -310,16 +319,20 @@ class Inductor:
     def _compile(
         self, regions: Sequence[Region], nodes: Sequence[Node], inputs: Mapping[str, TensorType]
     ) -> dict[Region, Function]:
+        asked = regions, nodes, inputs
+        if (known := next((made for of, made in self._made if of == asked), None)) is not None:
+            return known
         fakes, strayed = fake_values(nodes, inputs)
         use_inductor_cache()
         began_s = time.perf_counter()
-        compiled = {}
+        compiled = dict[Region, Function]()
         for done, region in enumerate(regions):
             self.progress(done, len(regions), time.perf_counter() - began_s)
             body = [nodes[position] for position in sorted((*region.views, *region.nodes))]
             module = rebuild(body, region.inputs, region.outputs, fakes, strayed)
             compiled[region] = _compile_module(module, [fakes[name] for name in region.inputs])
         self.progress(len(regions), len(regions), time.perf_counter() - began_s)
+        self._made.append((asked, compiled))
         return compiled
 
 

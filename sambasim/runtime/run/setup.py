@@ -84,10 +84,9 @@ class Setup:
 
     @property
     def wire(self) -> Literal["fp32", "bf16"]:
-        """To what gradients are rounded that replicas add; of one replica, or in other types than float32, they are
-        not."""
-        has_float32 = any(group.dtype == "float32" for group in self.program.groups)
-        return self.options.wire if self.shards > 1 and has_float32 else "fp32"
+        """To what float32 gradients are rounded that replicas add; those of one replica are not."""
+        is_float32 = any(group.dtype == "float32" for group in self.program.groups)
+        return self.options.wire if self.shards > 1 and is_float32 else "fp32"
 
     @property
     def works(self) -> bool:
@@ -250,10 +249,9 @@ def choose_engine(wanted: EngineName, communicator: Communicator, report: Callab
         missing = f"{error.what} ({error.remedy})"
     if why := next(filter(None, communicator.all_gather_object(missing)), None):
         return Engine("plain", notice=f"{why}; the plain engine runs instead")
-
     from sambasim.runtime.engine.inductor import Inductor  # takes seconds to import
 
-    text = "inductor: {} of {} parts compiled in {:.0f} s (measured)"
+    text = "inductor: {} of {} parts compiled, or loaded, in {:.0f} s (measured)"
     return Engine("inductor", Inductor(lambda *progress: report(text.format(*progress))))
 
 
