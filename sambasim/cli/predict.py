@@ -48,9 +48,9 @@ def plan_command(
     memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is
     priced by the device model: all by an estimate, and the best of each shape of the mesh as it is compiled. Nothing
     is measured, and no step of RDUs with pipelines, cut tensors or ZeRO was ever published. In the table, memory is
-    that of the fullest RDU; host is the share of the step in which it starts sections and moves inputs and outputs,
-    bubble the share of the step in which RDUs wait for other stages, on average, and sync the share of sync that does
-    not overlap. If no strategy fits, the exit code is 1.
+    that of the fullest RDU; host, bubble and sync are shares of the step of the slowest RDU: in which its host starts
+    sections and moves inputs and outputs, it waits for other stages, and sync does not overlap. The rest computes. If
+    no strategy fits, the exit code is 1.
 
     With --here, passes of the model are measured on this machine, and steps of `mpirun -np N sambasim run` predicted.
     With --nodes and --cluster too, for so many machines like this one: `mpirun -hosts a,b -ppn 1 -np 2 sambasim bench

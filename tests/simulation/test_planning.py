@@ -20,7 +20,7 @@ from sambasim.hardware.spec import ClusterSpec, DeviceSpec, load_cluster, load_d
 from sambasim.ir.program import Program
 from sambasim.ir.verify import verify
 from sambasim.options.compile import CompileOptions, compile_options
-from sambasim.report.plan import TERMS, verdict
+from sambasim.report.plan import TERMS, best_rows, verdict
 from sambasim.simulation.alone import price_ranks
 from sambasim.simulation.memory import memory_of
 from sambasim.simulation.planning.one_rank import OneRank, Ranks
@@ -172,6 +172,13 @@ def test_the_verdict_names_what_is_as_good_the_share_of_the_host_and_why_rdus_ar
     lines = _verdict(replace(other, terms=alone.terms), alone)
     assert lines["as good"].endswith("; 2 has the fewest RDUs")
     assert "fewer RDUs" not in lines
+
+
+def test_host_waiting_for_stages_and_sync_are_shares_of_one_step() -> None:
+    rows = best_rows(replace(_plan(), best=(_planner().exact(Strategy(2, stages=2, samples=4, passes=4)),)))
+    shares = [float(str(rows[0][f"{part}_share"])) for part in ("host", "bubble", "sync")]
+    assert min(shares) > 0
+    assert sum(shares) < 1
 
 
 def test_memory_is_that_of_an_rdu_which_replicas_may_share() -> None:

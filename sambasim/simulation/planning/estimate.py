@@ -61,9 +61,9 @@ class Estimator:
             return of_ranks
         memory = self._memory(strategy, rank, of_ranks)
         capacity_bytes = self.ranks.budget(strategy.tiles).capacity_bytes
-        terms, received, idle_s = self._time(strategy, rank, of_ranks)
+        terms, received = self._time(strategy, rank, of_ranks)
         rdus, problem = self._rdus(strategy.ranks, strategy.tiles), shortage(memory, capacity_bytes)
-        return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, False, problem, idle_s)
+        return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, False, problem)
 
     def _staged(self, strategy: Strategy, rank: OneRank) -> Sequence[Stage] | str:
         stages = strategy.stages * strategy.chunks
@@ -106,8 +106,8 @@ class Estimator:
             found.append(Memory(parameters, gradients, states, activations, buffers=round(buffers * share + gathered)))
         return tuple(found)
 
-    def _time(self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]) -> tuple[Terms, Traffic, float]:
-        """The terms of the slowest rank, what it receives, and how long ranks wait for stages on average."""
+    def _time(self, strategy: Strategy, rank: OneRank, of_ranks: Sequence[Stage]) -> tuple[Terms, Traffic]:
+        """The terms of the slowest rank, and what it receives."""
         ranks, passes = strategy.stages, strategy.passes
         busy_s = sum([stage.pass_s for stage in of_ranks])
         slowest = max(of_ranks, key=lambda stage: stage.pass_s)
@@ -125,9 +125,7 @@ class Estimator:
             sync_s, moved = self._sync(strategy, rank, rank.numel * share, slowest.layer, host_s)
         compute_s = max(pass_s * passes - host_s - messages.predicted_s, 0.0)
         update_s = rank.update_s * share / strategy.copies
-        terms = Terms(compute_s, host_s, messages.predicted_s, bubble_s, update_s, sync_s)
-        idle_s = bubble_s + (slowest.pass_s - busy_s / ranks) * passes
-        return terms, messages + moved, idle_s
+        return Terms(compute_s, host_s, messages.predicted_s, bubble_s, update_s, sync_s), messages + moved
 
     def _sync(
         self, strategy: Strategy, rank: OneRank, numel: float, last: Layer, host_s: float

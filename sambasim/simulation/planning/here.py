@@ -154,7 +154,6 @@ class Here:
 
         passes, steps = Passes(schedule, cost), strategy.accumulation_steps
         busy = max(passes.of_ranks, key=lambda rank: rank.predicted_s)
-        mean_s = sum(rank.predicted_s for rank in passes.of_ranks) / strategy.stages
         update_s, sync_s = self._update(strategy, max(part.share for part in parts), rates)
         adding_s = times.adding_s * parts[0].share * (steps - 1)
         terms = Terms(
@@ -167,11 +166,10 @@ class Here:
             sync_s=sync_s * crowd
             + self._between_nodes_s(strategy, parts[0], times, (update_s + sync_s) * crowd, crowd),
         )
-        idle_s = (passes.predicted_s - mean_s) * steps * crowd
         memory = tuple(self._memory(strategy, parts, rates, times))
         capacity_bytes = machine.memory_bytes // here
         problem = shortage(memory, capacity_bytes)
-        return Priced(strategy, strategy.ranks, terms, memory, capacity_bytes, {}, True, problem, idle_s)
+        return Priced(strategy, strategy.ranks, terms, memory, capacity_bytes, {}, True, problem)
 
     def _parts_of(self, strategy: Strategy) -> tuple[_Part, ...]:
         """By rank along pp. The program of a pass depends on neither replicas nor the number of passes."""

@@ -193,9 +193,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """`memory`: of each rank of the pipeline; `received_bytes`: by link, in a step; `idle_s`: waiting for stages, on
-    average. `is_exact`: its own program was priced, or could not be compiled; else these are estimates from one
-    without stages. `problem`: why it cannot run."""
+    """`memory`: of each rank of the pipeline; `received_bytes`: by link, in a step. `is_exact`: its own program was
+    priced, or could not be compiled; else these are estimates from one without stages. `problem`: why it cannot run."""
 
     strategy: Strategy
     rdus: int
@@ -205,7 +204,6 @@ class Priced:
     received_bytes: Mapping[Wire, float]
     is_exact: bool
     problem: str | None = None
-    idle_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -228,11 +226,6 @@ class Priced:
     def rdu_bytes(self) -> int:
         """Of the fullest RDU."""
         return self.fullest.total_bytes * self.sharing
-
-    @property
-    def bubble(self) -> float:
-        """The share of the step in which ranks wait for other stages, on average."""
-        return self.idle_s / self.step_s
 
 
 def shortage(memory: Sequence[Memory], capacity_bytes: int) -> str | None:
@@ -270,6 +263,6 @@ def price(strategy: Strategy, program: Program, level: Level, budget: Budget, pl
     received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)
     messages_s = sum(traffic.predicted_s for traffic in times.messages.values())
     terms = Terms(times.device_s, times.host_s, messages_s, times.idle_s, times.update_s, times.exposed_sync_s)
-    problem, idle_s = shortage(memory, budget.capacity_bytes), step.idle_share * step.passes_s
     rdus, capacity_bytes = rdus_of(placement), budget.capacity_bytes
-    return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, True, problem, idle_s)
+    problem = shortage(memory, capacity_bytes)
+    return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, True, problem)
