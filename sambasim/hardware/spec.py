@@ -182,7 +182,7 @@ def _load(model: type[_Table], kind: str, flag: str, name: str) -> _Table:
         return model.model_validate({key: _with_link(key, value, where) for key, value in tables.items()})
     except ValidationError as error:
         wrong = "; ".join(map(_problem, error.errors()))
-        raise OptionError(f"{where} is not a valid {model.__name__}: {wrong}", remedy="correct the file") from error
+        raise OptionError(f"{where} is not a valid {kind}: {wrong}", remedy="correct the file") from error
     except ValueError as error:  # also an integer of thousands of digits
         raise OptionError(f"{where} is not valid TOML: {error}", remedy="correct the file") from error
     except RecursionError:

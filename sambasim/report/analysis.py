@@ -19,10 +19,9 @@ from sambasim.ir.types import SymbolKind
 from sambasim.report.tables import Table, labelled, text_table
 from sambasim.simulation.advice import Advice, Change, Step, advise, fetched_outputs
 from sambasim.simulation.alone import RankAlone, TimedSection, slowed
-from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.prediction import PRICED_IN, Prediction
 from sambasim.units import counted, format_bytes, format_count, format_rate, format_seconds
 
-PRICED_IN = "priced in bf16, whatever dtype the PEF has; losses and optimizer states in float32"
 BACKED = "published steps back only those of SN30; the host is taken to be as fast beside every device"
 NOT_VALIDATED = (
     "pipeline and tensor parallelism are not validated: messages take the published bandwidths and latencies of links; "

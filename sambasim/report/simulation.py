@@ -10,11 +10,11 @@ from sambasim.costs.price import Bound
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.schedule import ActionKind
 from sambasim.ir.types import SymbolKind
-from sambasim.report.analysis import NOT_VALIDATED, PRICED_IN, Analysis, advice_fields, advice_parts, step_or_forward
+from sambasim.report.analysis import NOT_VALIDATED, Analysis, advice_fields, advice_parts, step_or_forward
 from sambasim.report.devices import rank_fields
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
 from sambasim.simulation.alone import RankAlone
-from sambasim.simulation.prediction import Prediction, backing_of, is_recurrent, likely, zero_note
+from sambasim.simulation.prediction import PRICED_IN, Prediction, backing_of, is_recurrent, likely, zero_note
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath, Traffic
 from sambasim.units import format_bytes, format_rate, format_seconds
@@ -333,9 +333,19 @@ def _notes(facts: Prediction) -> list[str]:
         cluster = f"{facts.cluster.name} (see sambasim devices)"
         notes += [
             f"links are those of cluster {cluster}, without congestion; a step waits for the slowest replica",
+            *_node_notes(facts),
             "efficiency is relative to replicas that share the update and never wait",
             *zero_note(facts.program),
         ]
     elif facts.program.data_parallel:
         notes.append("this is one replica, without REDUCE and GATHER; --replicas 2,4,8 adds them")
     return notes
+
+
+def _node_notes(facts: Prediction) -> Iterator[str]:
+    rdus, steps = facts.cluster.rdus_per_node, facts.steps[SyncPath.RDU]
+    if rdus > 1:
+        fill = f"replicas fill one node of {rdus} RDUs after the other"
+        yield f"{fill}; for smaller nodes, set rdus_per_node = 1 in a cluster file: --cluster FILE.toml"
+    if any(step.replicas > 1 and step.placement.apart for step in steps):
+        yield "by rdu, replicas on nodes of their own receive parameters while the next step begins; others wait"

@@ -90,7 +90,9 @@ def mean_step(summary: SummaryRecord, *, predicts: bool) -> tuple[Table, list[st
         which = f"all {ranks} {'ranks' if ranks > summary.world_size else 'replicas'}"
         notes.append(f"measured: one process, which executed {which} in turn")
     if predicted is not None:
-        notes.append(f"predicted: {predicted.predicted_backed_by}")
+        from sambasim.simulation.prediction import PRICED_IN
+
+        notes.append(f"predicted: {PRICED_IN}; {predicted.predicted_backed_by}")
         if summary.host_sync not in (None, "mpi"):
             notes.append(f"predicted for a host sync by MPI, not by {summary.host_sync}")
     elif predicts:

@@ -83,6 +83,9 @@ def predict(
     return Prediction(program, device, tiles, level, cluster, steps)
 
 
+PRICED_IN = "priced in bf16, whatever dtype the PEF has or --wire sends; losses and optimizer states in float32"
+
+
 def backing_of(device: DeviceSpec, replicas: int = 1) -> str:
     """Which published measurements back a prediction for `replicas` on `device`: a clause without a full stop."""
     fit = load_calibration().fit

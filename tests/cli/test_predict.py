@@ -107,6 +107,17 @@ def test_a_device_of_ones_own_is_read(simulate: Simulate, own_device: Callable[.
         assert said in text
 
 
+def test_replicas_on_one_node_and_on_nodes_of_their_own(simulate: Simulate, tmp_path: Path) -> None:
+    text = Path("sambasim/hardware/clusters/sn30-8.toml").read_text(encoding="utf-8")
+    file = tmp_path / "apart.toml"
+    file.write_text(text.replace("rdus_per_node = 8", "rdus_per_node = 1", 1), encoding="utf-8")
+    advice, parameters = "set rdus_per_node = 1 in a cluster file", "receive parameters while the next step"
+    said = (simulate("--replicas", "2", "--num-tiles", "8", *own) for own in ((), ("--cluster", str(file))))
+    together, apart = (" ".join(text.split()) for text in said)
+    assert (advice in together, parameters in together) == (True, False)
+    assert (advice in apart, parameters in apart) == (False, True)
+
+
 def test_a_model_that_does_not_fit_is_refused(simulate: Simulate, own_device: Callable[..., list[str]]) -> None:
     with pytest.raises(MachineError, match=r"of DDR, and Mine has 64\.0 KiB") as error:
         simulate(*own_device("68719476736", "65536"))
@@ -133,6 +144,7 @@ def test_a_wrong_device_file_is_refused(
         simulate(*own_device(*change))
     assert told in error.value.what
     assert "mine.toml" in error.value.what
+    assert "DeviceSpec" not in error.value.what
 
 
 @pytest.mark.parametrize(

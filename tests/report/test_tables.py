@@ -17,6 +17,7 @@ from sambasim.records.metrics import (
 from sambasim.report.page import ui
 from sambasim.report.summaries import collectives_plot, collectives_report, step_times
 from sambasim.report.tables import Table, Tables, csv_text, json_line, table, text_of, text_table
+from sambasim.simulation.prediction import PRICED_IN
 from sambasim.terminal.output import show
 from sambasim.units import KIB, MIB
 from tests.report.test_inspect_report import printed as drawn
@@ -56,7 +57,7 @@ def test_two_columns_and_what_backs_one_of_them(capsys: pytest.CaptureFixture[st
         "host: sections, inputs, outputs": ["-", "5.0 ms"],
         "samples/s": ["3.2 k", "6.4 k"],
     }
-    assert lines[-1] == "predicted: rows of somebody"
+    assert lines[-1] == f"predicted: {PRICED_IN}; rows of somebody"
     assert cells(printed(run(hidden_sync_s=0.004), capsys))["sync during the backward"] == ["1.0 ms", "0.0 us"]
 
 

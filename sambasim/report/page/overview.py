@@ -3,13 +3,13 @@
 from sambasim.hardware.budget import load_calibration
 from sambasim.ir.types import SymbolKind
 from sambasim.pef import Checked
-from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, PRICED_IN, Analysis, change_texts, devices_table
+from sambasim.report.analysis import BACKED, NO_CHANGE, NOT_VALIDATED, Analysis, change_texts, devices_table
 from sambasim.report.devices import figures_table, value_text
 from sambasim.report.inspect import sizes_of
 from sambasim.report.page import ui
 from sambasim.report.simulation import bound_text
 from sambasim.report.tables import table, text_table, title_of
-from sambasim.simulation.prediction import Prediction, backing_of, likely, zero_note
+from sambasim.simulation.prediction import PRICED_IN, Prediction, backing_of, likely, zero_note
 from sambasim.simulation.sync import SyncPath
 from sambasim.units import GIB, KIB, MIB, TIB, format_bytes, format_seconds, plain_rate
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sambasim.errors import printable
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE, TENSOR
-from sambasim.report.analysis import PRICED_IN, Analysis
+from sambasim.report.analysis import Analysis
 from sambasim.report.formats import kind_of, title_of
 from sambasim.report.page import ui
 from sambasim.report.simulation import axes_table, ranks_table, step_record
 from sambasim.report.tables import Row, text_table
-from sambasim.simulation.prediction import Prediction
+from sambasim.simulation.prediction import PRICED_IN, Prediction
 from sambasim.simulation.scaling import SyncedRank, Track
 from sambasim.simulation.step import PredictedStep
 from sambasim.simulation.sync import SyncPath
