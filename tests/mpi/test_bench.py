@@ -66,6 +66,7 @@ def test_several_nodes_are_measured_and_priced_apart() -> None:
     assert len(set(record_of(run_mpi(4, command, env={"MPIR_CVAR_NUM_CLIQUES": "2"})).node_of)) == 2
 
 
+@whole
 @pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host without a privilege")
 def test_the_link_between_hosts_is_measured_as_a_cluster(tmp_path: Path) -> None:
     file, apart = tmp_path / "hosts.toml", {"MPIR_CVAR_NUM_CLIQUES": "2"}
