@@ -1,6 +1,6 @@
 """The table of optimizers: what is known of each, in one entry. A hyperparameter that no other has is also a field of
 `OptimizerOptions` (`options/training.py`); SambaFlow apps need a class in `samba/optim.py`, DeepSpeed an entry in
-`options/deepspeed_file.py`. What an update is given: `Scalars` in `runtime/values/optimizers.py`. The order of a
+`options/deepspeed_file.py`. What an update is given: `Scalars` in `runtime/values/slices.py`. The order of a
 slice's arithmetic must be the same wherever the slice begins, at multiples of 64 elements: then any number of replicas
 gives the same bits. Users write optimizers of their own as functions: see `compiler/own_optimizer.py`."""
 

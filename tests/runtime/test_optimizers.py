@@ -13,7 +13,8 @@ from sambasim.ir.program import MASTER, Member, ParameterGroup
 from sambasim.ir.types import align, cut
 from sambasim.optimizers import OPTIMIZERS, Fused
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS
-from sambasim.runtime.values.optimizers import (
+from sambasim.runtime.values.rounding import draw, round_stochastically
+from sambasim.runtime.values.slices import (
     PIECE_ELEMENTS,
     Place,
     Scalars,
@@ -22,7 +23,6 @@ from sambasim.runtime.values.optimizers import (
     places_of,
     slice_update,
 )
-from sambasim.runtime.values.rounding import draw, round_stochastically
 
 NUMEL = 2 * PIECE_ELEMENTS + 64
 

@@ -28,7 +28,8 @@ from sambasim.runtime.transports.network import Network
 from sambasim.runtime.transports.shared_flags import Counter, NodeFlags
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Sum, Wire, parts_of, square_sums, tree_mean
 from sambasim.runtime.values.memory import SHARED_KINDS, DeviceMemory, slices_of
-from sambasim.runtime.values.optimizers import Optimizers, SliceUpdate, divides_exactly
+from sambasim.runtime.values.optimizers import Optimizers
+from sambasim.runtime.values.slices import SliceUpdate, divides_exactly
 from sambasim.runtime.watch.observer import SpanArgs, span
 from sambasim.units import KIB, MIB
 
@@ -97,8 +98,7 @@ class Window(GradientSync):
         self._exchange = gather_losses(communicator, range(communicator.world_size), self.program.exchanged)
         self._losses_of_all: Callable[[], Shared] | None = None
         sections = pass_and_update(self.program.training)[0] if self.program.training else ()
-        self.pass_length = (sections[-1].stop if sections else 0) + 1
-        self.steps = 0
+        self.steps, self.pass_length = 0, (sections[-1].stop if sections else 0) + 1
 
     def fusions(self) -> Fusions:
         if self.program.count is not None:  # known after the pass: an update cannot overlap with it

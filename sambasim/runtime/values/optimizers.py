@@ -1,35 +1,37 @@
-"""OPT: one optimizer step on slices of groups, from the table `sambasim.optimizers`, and its runtime arguments.
-
-Updates run on any slice of a group whose ends are multiples of 64 elements, with the bits of an update of the whole
-group, and of torch's update of each parameter: kernels round the last elements of a tensor differently, so tensors end
-where parameters do. 16-bit parameters and states are widened to float32, updated, and rounded once, where torch has no
-kernel that does so itself: its fused SGD for CPUs does not change such parameters (torch 2.13). With master weights,
-their float32 copy is updated, and rounded.
-"""
+"""OPT: the optimizers of a program on the groups in a device's memory, their runtime arguments, and averages."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from importlib import import_module
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sambasim.errors import OptionError
 from sambasim.ir.dataflow import is_clipped
-from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, STEP, ParameterGroup, Program
+from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDING_SEED, ParameterGroup, Program
 from sambasim.ir.types import pieces
-from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
+from sambasim.optimizers import Fused
 from sambasim.options.training import EmaOptions, OptimizerOptions
 from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.operators import entry_of
-from sambasim.runtime.values.rounding import draw, round_stochastically
+from sambasim.runtime.values.slices import (
+    Hyperparameters,
+    Scalars,
+    SliceUpdate,
+    divides_exactly,
+    joined,
+    narrow_update,
+    places_of,
+    slice_update,
+)
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
+
+Begun: TypeAlias = dict[int, int]
+"""By number of an optimizer, the first step that wrote its states: 0 if they were loaded; none while they are zeros."""
 
 
 def bind_arguments(
@@ -49,245 +51,6 @@ def bind_arguments(
         what = f"the optimizer {unknown[0].replace('__', ' takes no ', 1)}"
         raise OptionError(what, remedy="leave it out: `sambasim inspect PEF --all` lists the arguments of a run")
     return of_run
-
-
-Hyperparameters: TypeAlias = Mapping[str, float | bool]
-States: TypeAlias = Mapping[str, Tensor]
-Begun: TypeAlias = dict[int, int]
-"""By number of an optimizer, the first step that wrote its states: 0 if they were loaded; none while they are zeros."""
-
-SliceUpdate: TypeAlias = Callable[[], object]
-"""Updates one slice of a group's parameters and states in place, by the mean gradient of that slice."""
-
-
-def _momenta_before(step: int, given: Hyperparameters) -> float:
-    """In float32, as torch multiplies them."""
-    last = 110 / -math.log(given["beta1"] or 0.5)  # then the product is 0
-    steps = np.arange(1, min(step, last + 1))
-    momenta = given["beta1"] * (1.0 - 0.5 * 0.96 ** (steps * given["momentum_decay"]))
-    return float(np.multiply.reduce(momenta.astype(np.float32), initial=np.float32(1)))
-
-
-_NUMBERS: Mapping[NumberOfStep, Callable[[int, Hyperparameters], float]] = {
-    "step": lambda step, given: step,
-    "steps before": lambda step, given: step - 1,
-    "momenta before": _momenta_before,
-}
-
-
-class Scalars:
-    """The scalar arguments of one optimizer's updates: hyperparameters, learning rate and step number."""
-
-    def __init__(self, entry: OptimizerEntry, hyperparameters: Hyperparameters) -> None:
-        self.entry = entry
-        self.step = 0
-        self.change(hyperparameters)
-        self._of_step = self.entry.update.numbers if isinstance(self.entry.update, Fused) else {}
-        self.numbers = {name: torch.zeros(()) for name in self._of_step}
-        self.keywords: dict[str, float | bool] = {}
-        self.factor = 1.0
-        """By what updates multiply gradients: that of clipping over the count and, with master weights, the scale."""
-        self.skips = False
-        """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
-        self._last_given: tuple[Hyperparameters, float, bool] | None = None
-
-    def change(self, hyperparameters: Hyperparameters) -> None:
-        self.hyperparameters = hyperparameters
-        self.kept = self.entry.kept_states(hyperparameters)
-        """The states that updates use."""
-        self._taken = self.entry.taken(hyperparameters)
-
-    def begin(self, step: int, rate: float, first: int = 1) -> None:
-        """Begin step `step` (from 1); `rate` multiplies the learning rate. `first`: the one that begins the states."""
-        given, before, is_first = self.hyperparameters, self._last_given, step == first
-        self.step = step
-        for name, number in self.numbers.items():
-            number.fill_(_NUMBERS[self._of_step[name]](step, given))
-        if before is None or before[0] is not given or before[1:] != (rate, is_first):
-            self._last_given = (given, rate, is_first)
-            self.keywords.clear()
-            self.keywords.update(self._taken, lr=float(given["lr"]) * rate)
-            if isinstance(self.entry.update, Fused) and self.entry.update.asks_for_first:
-                self.keywords["is_first_step"] = is_first
-        if not isinstance(self.entry.update, Fused):
-            self.keywords[STEP] = float(step)
-
-
-def divides_exactly(dtype: str) -> bool:
-    """Whether an update that divides its gradient has the bits of a division before it, which rounds narrow dtypes."""
-    return dtype in ("float32", "float64")
-
-
-class Place(NamedTuple):
-    """Elements `start` to `stop` of a slice, of one parameter or of several; for random bits, the number of the first
-    one and, of it, the element at `start`."""
-
-    start: int
-    stop: int
-    number: int = 0
-    offset: int = 0
-
-
-def places_of(group: ParameterGroup, start: int, stop: int) -> list[Place]:
-    """Of each parameter in elements `start` to `stop` of `group`."""
-    spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in group.members]
-    return [Place(a - start, b - start, member.block, a - member.start) for member, a, b in spans if a < b]
-
-
-def joined(places: Iterable[Place]) -> list[Place]:
-    """Those that follow one another as one: where a parameter ends at a multiple of 64, the next one follows."""
-    runs: list[Place] = []
-    for place in places:
-        follows = bool(runs) and runs[-1].stop == place.start
-        runs.append(runs.pop()._replace(stop=place.stop) if follows else place)
-    return runs
-
-
-def slice_update(
-    parameter: Tensor,
-    gradient: Tensor,
-    states: States,
-    scalars: Scalars,
-    *,
-    divisor: int = 1,
-    scales: bool = False,
-    places: Sequence[Place] | None = None,
-) -> SliceUpdate:
-    """A function that updates `parameter` and `states` by `gradient`, all flat, with the current values of `scalars`.
-    It first divides the gradient by `divisor` or, if it `scales`, multiplies it by their factor, in place.
-    `places`: the tensors that it updates; None if all is one."""
-    if parameter.numel() == 0:
-        return lambda: None
-    tensors = [Place(0, parameter.numel())] if places is None else places
-    update, keywords, bounds = scalars.entry.update, scalars.keywords, "max_grad_value" in scalars.hyperparameters
-    divides = isinstance(update, Fused) and update.is_kernel and not bounds  # by itself
-    # A gradient that is multiplied is read twice: in pieces that stay in the caches.
-    limit = CHUNK_ELEMENTS * torch.get_num_threads() if scales or bounds else parameter.numel()
-    spans = pieces(0, parameter.numel(), limit)
-    if not isinstance(update, Fused):  # its operators are called one by one, and divide a tensor among threads
-        limit = PIECE_ELEMENTS * torch.get_num_threads()
-        even = parameter.numel() // limit * limit
-        spans = (*pieces(0, even, limit), *pieces(even, parameter.numel(), PIECE_ELEMENTS))
-
-    def scale(gradient: Tensor) -> None:
-        if divisor != 1 and not divides:
-            gradient.div_(divisor)
-        if scales and scalars.factor != 1.0:
-            gradient.mul_(scalars.factor)
-        if bounds:
-            bound = scalars.hyperparameters["max_grad_value"]
-            gradient.clamp_(-bound, bound)
-
-    def bound_to(a: int, b: int) -> SliceUpdate:
-        inside = [
-            slice(max(a, place.start), min(b, place.stop)) for place in tensors if place.start < b and a < place.stop
-        ]
-        parameters, gradients = [parameter[run] for run in inside], [gradient[run] for run in inside]
-        own = [{name: state[run] for name, state in states.items()} for run in inside]
-        if isinstance(update, Fused):
-            return _fused(update, scalars, parameters, gradients, own, divisor if divides else 1)
-        steps = [partial(update, *operands, keywords) for operands in zip(parameters, gradients, own, strict=True)]
-        return steps[0] if len(steps) == 1 else lambda: [step() for step in steps]
-
-    parts = [(gradient[a:b], bound_to(a, b)) for a, b in spans]
-    changes = scales or bounds or (divisor != 1 and not divides)
-
-    def update_slice() -> None:
-        for of_gradient, step in parts:
-            if changes:
-                scale(of_gradient)
-            step()
-
-    return update_slice
-
-
-def _fused(
-    update: Fused,
-    scalars: Scalars,
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    states: Sequence[States],
-    divisor: int,
-) -> SliceUpdate:
-    if update.is_kernel:
-        divided = None if divisor == 1 else torch.tensor(float(divisor))
-        function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
-    else:
-        name = update.function.rpartition(".")[2]
-        function = partial(getattr(import_module(update.function), name), foreach=False)
-    numbers, keywords = scalars.numbers, scalars.keywords
-    operands: list[list[Tensor]] = []
-    kept: tuple[str, ...] | None = None  # for which they are
-
-    def step() -> None:
-        nonlocal operands, kept
-        if kept is not scalars.kept or not update.is_kernel:  # one that is not changes the numbers
-            kept = scalars.kept
-            # A kernel writes also states that it does not read.
-            operands = [[own[name] for own in states] if name in kept else [] for name in scalars.entry.states]
-            operands += [[n if update.is_kernel else n.clone() for _ in states] for n in numbers.values()]
-        function(parameters, gradients, *operands, **keywords)
-
-    return step
-
-
-PIECE_ELEMENTS = 32_768
-"""Elements that a thread updates at a time, so that they stay in a core's cache: torch does not divide so few."""
-
-
-def narrow_update(
-    parameter: Tensor,
-    narrow_gradient: Tensor,
-    states: States,
-    scalars: Scalars,
-    scratch: list[Tensor],
-    seed: int | None = None,
-    places: Sequence[Place] | None = None,
-) -> SliceUpdate:
-    """As `slice_update`, computed in float32, for parameters of 16 bits. With master weights, first copies of them, all
-    states are float32, and only parameters are rounded. `scratch`: float32 buffers that all slices share; `seed`: None
-    rounds to nearest. `places`: None if all is one."""
-    masters, own = states.get(MASTER), {name: state for name, state in states.items() if name != MASTER}
-    stored = [parameter] if masters is not None else [parameter, *own.values()]
-    limit = PIECE_ELEMENTS if masters is None else CHUNK_ELEMENTS * torch.get_num_threads()
-    while len(scratch) <= len(stored):
-        scratch.append(torch.empty(limit, dtype=torch.float32))
-
-    def rounded(tensor: int, value: Tensor, a: int, b: int, number: int, offset: int) -> Callable[[], object]:
-        to = stored[tensor][a:b]
-        if seed is None:
-            return partial(to.copy_, value)
-        return lambda: round_stochastically(value, draw(seed, scalars.step, number, tensor, offset, offset + b - a), to)
-
-    updates = []
-    for start, stop, number, offset in [Place(0, parameter.numel())] if places is None else places:
-        for a, b in pieces(start, stop, limit):
-            gradient, *wide = (buffer[: b - a] for buffer in scratch[: 1 + len(stored)])
-            copies = [(value, whole[a:b]) for whole, value in zip(stored, wide, strict=True)]
-            of_states = dict(zip(own, wide[1:], strict=False))
-            if masters is not None:
-                wide, copies, of_states = [masters[a:b]], [], {name: state[a:b] for name, state in own.items()}
-            compute = slice_update(wide[0], gradient, of_states, scalars, scales=masters is not None)
-            roundings = [rounded(at, value, a, b, number, offset + a - start) for at, value in enumerate(wide)]
-            updates.append((narrow_gradient[a:b], gradient, copies, compute, roundings))
-
-    def update_slice() -> None:
-        if masters is not None and scalars.skips:
-            return
-        if masters is not None and scalars.step == 1:
-            masters.copy_(parameter)
-        used = len(stored) if scalars.kept else 1
-        for narrow, gradient, copies, compute, roundings in updates:
-            if masters is None and scalars.factor != 1.0:
-                narrow.mul_(scalars.factor)  # in its own dtype, as torch does
-            gradient.copy_(narrow)
-            for value, place in copies[:used]:
-                value.copy_(place)
-            compute()
-            for round_piece in roundings[:used]:
-                round_piece()
-
-    return update_slice
 
 
 def weight_in_average(step: int, numbers: Arguments) -> float | None:
