@@ -203,9 +203,12 @@ def check_constant(path: str, value: Tensor, held: Sequence[Held], where: str | 
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """The axes of a tensor in the order in which it lies in memory, the slowest first."""
-    axes = range(tensor.ndim)
-    return tuple(axes) if tensor.is_contiguous() else tuple(sorted(axes, key=tensor.stride, reverse=True))
+    """The axes of a tensor in the order in which it lies in memory, the slowest first. Operators read strides also of
+    axes of length 1, which make no difference there."""
+    order = tuple(sorted(range(tensor.ndim), key=lambda axis: (tensor.stride(axis), tensor.shape[axis]), reverse=True))
+    permuted = tensor.permute(order)
+    is_exact = permuted.stride() == torch.empty(permuted.shape, device="meta").stride()
+    return order if is_exact or not tensor.is_contiguous() else tuple(range(tensor.ndim))
 
 
 def order_to_restore(tensor: Tensor) -> tuple[int, ...]:

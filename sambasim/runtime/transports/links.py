@@ -116,8 +116,7 @@ class Links:
                     direct.write()
                 except OSError as error:
                     self._end(peer, error)
-            unsent = [direct for direct in self._direct.values() if direct.unsent]
-            if condition() and not unsent:
+            if condition() and not any(direct.unsent for direct in self._direct.values()):
                 return
             if self._ended is not None:
                 raise self._ended
@@ -125,7 +124,10 @@ class Links:
                 looks -= 1
                 os.sched_yield()
             else:
-                select.select(self._direct.values(), unsent, ())
+                poll = select.poll()
+                for direct in self._direct.values():
+                    poll.register(direct, select.POLLIN | (select.POLLOUT if direct.unsent else 0))
+                poll.poll()
 
     def close(self) -> None:
         self._ended = PeerError("this rank has closed its connections")
