@@ -173,6 +173,7 @@ def test_a_model_that_no_machine_holds_takes_no_memory() -> None:
 def test_weights_that_do_not_fit_into_this_machine_are_refused(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sambasim.commands.compile.available_bytes", lambda: 1 << 16)
-    options = compile_options(None, target, ["optimizer.name=sgd"], {})
+    inputs = 'data.inputs={input_ids = "int64[8] < 9", labels = "int64[8] < 9"}'
+    options = compile_options(None, target, ["optimizer.name=sgd", "data.source=synthetic", inputs], {})
     with pytest.raises(MachineError, match=r"weights of this model need more than the 64.0 KiB of memory"):
         compile_from_options(options)
