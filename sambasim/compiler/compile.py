@@ -135,7 +135,11 @@ def capture_model(
     with raised("model", model), modes_kept(model), buffers_of_plain_tensors(model):
         several = options.data_parallel or options.chips > 1
         check_model(model, training=not options.inference, replicas=several)
-        with rare_collections(), stored_in(dtype, model), as_on_device(model):
+        with (
+            rare_collections(),
+            stored_in(dtype, model),
+            as_on_device(model, ordered=options.tensor_parallel == "weight"),
+        ):
             steps = both_steps(model, example, options, loss, losses)
             first = next(iter(inputs.values()))
             of_run = in_first_step(steps[0], options.arguments, first, checks=not options.inference)

@@ -168,14 +168,14 @@ def sparse_embeddings(model: nn.Module) -> Mapping[str, nn.Embedding | nn.Embedd
     return {name: module for name, module in modules if module.sparse}
 
 
-def as_on_device(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Parameters and buffers of `model` are dense, apart from those that share memory with another, and embeddings
-    have dense gradients, with zeros for the rows that no sample reads. Afterwards they are as before."""
+def as_on_device(model: nn.Module, *, ordered: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Parameters and buffers are dense, and if `ordered` (as they must be to be cut) in order of their axes, but for
+    those that share memory with another; gradients of embeddings are dense. Afterwards they are as before."""
     held = list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
-    strided = [tensor for tensor in held if has_gaps(tensor)]
+    strided = [tensor for tensor in held if has_gaps(tensor) or (ordered and order_to_restore(tensor))]
     alone = [tensor for tensor in strided if sum(share_memory(tensor, other) for other in held) <= 1]
     changes: list[tuple[Any, str, object]] = [(tensor, _STRIDED, tensor.data) for tensor in alone]
-    changes += [(tensor, "data", tensor.data.contiguous()) for tensor in alone]
+    changes += [(tensor, "data", tensor.data.new_empty(tensor.shape).copy_(tensor.data)) for tensor in alone]
     return with_values([*changes, *((module, "sparse", False) for module in sparse_embeddings(model).values())])
 
 

@@ -19,6 +19,7 @@ from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.operators import entry_of
 from sambasim.runtime.values.slices import (
     Hyperparameters,
+    Place,
     Scalars,
     SliceUpdate,
     divides_exactly,
@@ -162,8 +163,10 @@ class Optimizers:
         names = self._program.optimizers[group.optimizer].states
         states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
         seed, places = None if MASTER in states else self._rounding_seed, places_of(group, start, stop)
-        places = joined(places) if seed is None else places
         update, is_bounded = scalars.entry.update, "max_grad_value" in scalars.hyperparameters
+        if seed is None:  # operators that are called one by one take even lengths, which torch divides among threads
+            is_kernel = isinstance(update, Fused) and update.is_kernel
+            places = joined(places) if is_kernel else [Place(0, stop - start)]
         rounds_once = isinstance(update, Fused) and update.rounds_once and not is_bounded
         if divides_exactly(group.dtype) or (rounds_once and seed is None and MASTER not in states):
             scales = self._scales_gradients
