@@ -60,14 +60,14 @@ def test_every_path_is_measured_and_right_at_each_size(ranks: int) -> None:
 
 
 @whole
-@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host without a privilege")
+@pytest.mark.skipif(is_open_mpi(), reason="Open MPI cannot divide one host into nodes, as MPICH does by NUM_CLIQUES")
 def test_several_nodes_are_measured_and_priced_apart() -> None:
     command = [*COMMAND, *SMALL, "--paths", "device,host-mpi", "--json"]
     assert len(set(record_of(run_mpi(4, command, env={"MPIR_CVAR_NUM_CLIQUES": "2"})).node_of)) == 2
 
 
 @whole
-@pytest.mark.skipif(is_open_mpi(), reason="only MPICH makes nodes of one host without a privilege")
+@pytest.mark.skipif(is_open_mpi(), reason="Open MPI cannot divide one host into nodes, as MPICH does by NUM_CLIQUES")
 def test_the_link_between_hosts_is_measured_as_a_cluster(tmp_path: Path) -> None:
     file, apart = tmp_path / "hosts.toml", {"MPIR_CVAR_NUM_CLIQUES": "2"}
     printed = run_mpi(2, [*SAMBASIM, "bench", "sync", "--hosts", str(file), "--json"], env=apart).check().stdout

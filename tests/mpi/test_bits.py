@@ -29,6 +29,8 @@ from tests.support.mpi import RANKS
 from tests.support.whole import is_whole, whole, whole_case
 
 WAYS: Mapping[str, Mapping[str, Any]] = {"device": {"reduce_on_rdu": True}, "host": {}, "emulated": {}}
+THREADS = {"threads": {"reduce_on_rdu": True, "short_bytes": 0}}
+"""What larger models do between nodes."""
 ALL, HOST = tuple(WAYS), ("host",)
 
 
@@ -99,7 +101,8 @@ def test_device_host_and_emulation_are_equal_for_every_example(
     chosen = few if nodes else paths
     if np == 8:
         chosen = [path for path in few if path.stem.startswith(("digits", "char_gpt"))]
-    check_apart(check_exact(np, chosen, nodes, accumulations=(1, 2) if is_whole() or not nodes else (2,)))
+    ways = {**WAYS, **(THREADS if nodes else {})}
+    check_apart(check_exact(np, chosen, nodes, accumulations=(1, 2) if is_whole() or not nodes else (2,), ways=ways))
 
 
 @whole

@@ -58,6 +58,7 @@ def run_of(
     data: Mapping[str, object] | None = None,
     emulate: int | None = None,
     round_elements: int | None = None,
+    short_bytes: int | None = None,
     late_s: float = 0.0,
     **options: object,
 ) -> Run:
@@ -68,7 +69,7 @@ def run_of(
     given = {"pef": str(pef), "threads": 1, "overrides": overrides, **options}
     if emulate is not None:
         given["emulate_replicas"] = emulate
-    return Run(name, str(pef), given, emulate is not None, round_elements, late_s)
+    return Run(name, str(pef), given, emulate is not None, round_elements, short_bytes, late_s)
 
 
 def runs_of(name: str, pef: Path, ways: Mapping[str, Mapping[str, Any]], **asked: Any) -> list[Run]:

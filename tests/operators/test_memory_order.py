@@ -37,7 +37,7 @@ class ChannelsLast(nn.Module):
         torch.manual_seed(0)
         first = (nn.Conv2d(channels, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
         self.body = nn.Sequential(*first, nn.Conv2d(16, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8))
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        nn.utils.convert_conv2d_weight_memory_format(self, torch.channels_last)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         made = self.body(x)

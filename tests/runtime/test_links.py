@@ -85,7 +85,7 @@ def connected(table: Table) -> tuple[End, End]:
 
 @pytest.fixture(params=[0, 5 * SIZE], ids=["by threads", "while it waits"])
 def ends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[End, End]]:
-    monkeypatch.setattr(links, "_SHORT_BYTES", request.param)
+    monkeypatch.setattr(links, "SHORT_BYTES", request.param)
     both = connected(Table())
     yield both
     for end in both:

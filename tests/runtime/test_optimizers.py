@@ -12,7 +12,7 @@ from torch import Tensor
 from sambasim.ir.program import MASTER, Member, ParameterGroup
 from sambasim.ir.types import align, cut
 from sambasim.optimizers import OPTIMIZERS, Fused
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, parts_of
 from sambasim.runtime.values.rounding import draw, round_stochastically
 from sambasim.runtime.values.slices import (
     PIECE_ELEMENTS,
@@ -178,7 +178,7 @@ def test_parameters_of_any_size_have_the_bits_of_torchs_kernels(kind: str, world
             flat[a:b],
             {name: state[a:b] for name, state in ours.states.items()},
             ours.scalars,
-            places=joined(places_of(group, a, b)),
+            places=joined(places_of(parts_of(group, ours.parameter, (a, b)), a)),
         )
         for a, b in cut(numel, world_size)
     ]

@@ -26,7 +26,7 @@ _TIMEOUT_S, _GREETING_S = 30.0, 5.0
 _UNSENT_BYTES = 2 * MIB
 """What the kernel keeps of messages beside what is under way: behind it, an urgent message waits. With 256 KiB, threads
 that find no free processor in time leave a fast or long connection idle."""
-_SHORT_BYTES = 256 * KIB
+SHORT_BYTES = 256 * KIB
 """The most that a rank receives in a step without threads. With more they are as fast, and the rank computes."""
 _TOKEN_BYTES, _RANK_BYTES = 16, 8
 _LOOKS = 2_000  # about 2 ms
@@ -79,7 +79,7 @@ class Links:
         self._threads: list[threading.Thread] = []
         self._senders: dict[int, Sender | Direct] = {}
         self._direct: dict[int, Direct] = {}
-        is_short = sum(place.nbytes for place in places.values()) <= _SHORT_BYTES
+        is_short = sum(place.nbytes for place in places.values()) <= SHORT_BYTES
         for peer, connection in self._sockets.items():
             for option in _OPTIONS:
                 connection.setsockopt(*option)

@@ -192,7 +192,7 @@ class WindowReduce(Communication):
         position = {rank: index for index, rank in enumerate(ranks)}  # among the operands
         pairs = around(window.communicator.node_of, window.communicator.node_index)
         self._steps = tuple((position[into], position[source]) for into, source in pairs)
-        self._scratch = {one.dtype: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, one.dtype)) for one in groups}
+        self._scratch = {of: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, of)) for of in {g.dtype for g in groups}}
         ready = readiness(window.program, by_node=True)
         ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)

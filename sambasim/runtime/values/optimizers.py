@@ -14,7 +14,7 @@ from sambasim.ir.program import AVERAGE, EMA_PREFIX, LOSS_SCALE, MASTER, ROUNDIN
 from sambasim.ir.types import pieces
 from sambasim.optimizers import Fused
 from sambasim.options.training import EmaOptions, OptimizerOptions
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS, total_norm
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, parts_of, total_norm
 from sambasim.runtime.values.memory import DeviceMemory
 from sambasim.runtime.values.operators import entry_of
 from sambasim.runtime.values.slices import (
@@ -162,7 +162,8 @@ class Optimizers:
         parameter = memory.region(group, "parameter")[start:stop]
         names = self._program.optimizers[group.optimizer].states
         states = {name: memory.region(group, name)[start:stop] for name in names if name != AVERAGE}
-        seed, places = None if MASTER in states else self._rounding_seed, places_of(group, start, stop)
+        seed = None if MASTER in states else self._rounding_seed
+        places = places_of(parts_of(group, memory.region(group, "parameter"), (start, stop)), start)
         update, is_bounded = scalars.entry.update, "max_grad_value" in scalars.hyperparameters
         if seed is None:  # operators that are called one by one take even lengths, which torch divides among threads
             is_kernel = isinstance(update, Fused) and update.is_kernel

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sambasim.ir.program import MASTER, STEP, ParameterGroup
+from sambasim.ir.program import MASTER, STEP
 from sambasim.ir.types import pieces
 from sambasim.optimizers import Fused, NumberOfStep, OptimizerEntry
-from sambasim.runtime.values.mean import CHUNK_ELEMENTS
+from sambasim.runtime.values.mean import CHUNK_ELEMENTS, Part
 from sambasim.runtime.values.rounding import draw, round_stochastically
 
 Arguments: TypeAlias = Mapping[str, float | int | bool]
@@ -99,10 +99,10 @@ class Place(NamedTuple):
     offset: int = 0
 
 
-def places_of(group: ParameterGroup, start: int, stop: int) -> list[Place]:
-    """Of each parameter in elements `start` to `stop` of `group`."""
-    spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in group.members]
-    return [Place(a - start, b - start, member.block, a - member.start) for member, a, b in spans if a < b]
+def places_of(parts: Iterable[Part], start: int) -> list[Place]:
+    """Of parts of a group, in its slice from element `start`."""
+    begins = ((member.start + offset - start, part.numel(), member.block, offset) for member, offset, part in parts)
+    return [Place(begin, begin + numel, number, offset) for begin, numel, number, offset in begins]
 
 
 def joined(places: Iterable[Place]) -> list[Place]:
@@ -157,8 +157,7 @@ def slice_update(
         own = [{name: state[run] for name, state in states.items()} for run in inside]
         if isinstance(update, Fused):
             return _fused(update, scalars, parameters, gradients, own, divisor if divides else 1)
-        steps = [partial(update, *operands, keywords) for operands in zip(parameters, gradients, own, strict=True)]
-        return steps[0] if len(steps) == 1 else lambda: [step() for step in steps]
+        return partial(update, parameters[0], gradients[0], own[0], keywords)  # only kernels have several `places`
 
     parts = [(gradient[a:b], bound_to(a, b)) for a, b in spans]
     changes = scales or bounds or (divisor != 1 and not divides)

@@ -18,7 +18,7 @@ from sambasim.runtime.machine.communicator import Communicator, single_rank
 from sambasim.runtime.machine.mpi import connect
 from sambasim.runtime.run.run_observer import RunObserver, Start
 from sambasim.runtime.run.setup import set_up
-from sambasim.runtime.transports import exchange
+from sambasim.runtime.transports import exchange, links
 from sambasim.runtime.transports.window import WindowReduce, _Work
 
 
@@ -28,6 +28,7 @@ class Run:
 
     alone: by one of the processes, which emulates all replicas
     round_elements: of an exchange through the host; None for the usual number
+    short_bytes: of a step between nodes, up to which a rank needs no threads; None for the usual number
     late_s: how late replica 1 is with each group that it reduces and updates through a shared window
     """
 
@@ -36,6 +37,7 @@ class Run:
     options: Mapping[str, object]
     alone: bool = False
     round_elements: int | None = None
+    short_bytes: int | None = None
     late_s: float = 0.0
 
 
@@ -62,8 +64,10 @@ def train(run: Run, communicator: Communicator) -> dict[str, object]:
         on_time(reduce, work)
 
     elements = run.round_elements or exchange.ROUND_ELEMENTS
+    short_bytes = links.SHORT_BYTES if run.short_bytes is None else run.short_bytes
     with (
         patch.object(exchange, "ROUND_ELEMENTS", elements),
+        patch.object(links, "SHORT_BYTES", short_bytes),
         patch.object(WindowReduce, "_complete", late if run.late_s else on_time),
     ):
         setup = set_up(Path(run.pef), RunOptions.model_validate(run.options), communicator)
