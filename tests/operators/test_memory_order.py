@@ -10,7 +10,7 @@ from tests.parity.test_blocks import check_bits
 
 
 class Transposed(nn.Module):
-    """Wide enough that MKL rounds the products of a matrix and of its transpose differently."""
+    """Trained, frozen, fixed and written. Not every CPU rounds its products by their order: see `orthogonal` too."""
 
     def __init__(self) -> None:
         super().__init__()
