@@ -257,11 +257,13 @@ class OtherVersion(Misfit):
         super().__init__(f"format {quoted}, written by {self.writer}")
 
 
-def parse_file(data: bytes, parse: Callable[[bytes], T], format_name: str, version: str) -> T:
+def parse_file(
+    data: bytes, parse: Callable[[bytes], T], format_name: str, version: str, *, is_known: bool = False
+) -> T:
     """As `parse_json`, of JSON whose keys `format` and `version` must be these, as `parse` checks too. Raises
     OtherFormat, OtherVersion or Misfit."""
     try:
-        return parse_json(data, parse)
+        return parse_json(data, parse, is_known=is_known)
     except Misfit:
         from pydantic_core import from_json
 
@@ -275,13 +277,15 @@ def parse_file(data: bytes, parse: Callable[[bytes], T], format_name: str, versi
         raise
 
 
-def parse_json(data: bytes, parse: Callable[[bytes], T]) -> T:
-    """What `parse`, of pydantic, makes of JSON in which no table has a key twice. Raises Misfit."""
+def parse_json(data: bytes, parse: Callable[[bytes], T], *, is_known: bool = False) -> T:
+    """What `parse`, of pydantic, makes of JSON in which no table has a key twice, as is known of what a writer of ours
+    has written. Raises Misfit."""
     from pydantic import ValidationError
 
     try:
         parsed = parse(data)
-        json.loads(data.decode(), object_pairs_hook=once, parse_int=str)  # pydantic would take the last of two
+        if not is_known:  # pydantic would take the last of two
+            json.loads(data.decode(), object_pairs_hook=once, parse_int=str)
     except ValidationError as error:
         raise Misfit(fault_text(error.errors(include_url=False)[0])) from error
     except TwiceError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sambasim.errors import InternalError, PefError, shortened
 from sambasim.files import in_memory, regular
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, align
-from sambasim.units import MIB, format_bytes
+from sambasim.units import KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ LARGEST_MANIFEST_BYTES = 64 * MIB  # GPT-2 small takes about one MiB
 ALIGNMENT_BYTES = 64
 """The tensor data begins at a multiple of this in the file: a cache line, so that mapped tensors are aligned."""
 
-CHUNK_BYTES = 4 * MIB
+CHUNK_BYTES, _CACHED_BYTES = 4 * MIB, 256 * KIB
 
 _ALIGNMENT_ID, _ALIGNMENT_FIELD = 0xD935, struct.Struct("<3H")
 """Android's zipalign field: its number, the bytes that follow, the alignment; then zeros as padding."""
@@ -90,11 +90,11 @@ class Archive:
 
     def weights_sha256(self) -> str:
         """The SHA-256 of the member with the weights: reads all of it."""
-        hashed, left = hashlib.sha256(), self.weights_bytes
+        hashed, left, buffer = hashlib.sha256(), self.weights_bytes, memoryview(bytearray(_CACHED_BYTES))
         self.file.seek(self.weights_offset)
-        while left and (chunk := self.file.read(min(left, CHUNK_BYTES))):
-            hashed.update(chunk)
-            left -= len(chunk)
+        while left and (size := self.file.readinto(buffer[:left])):  # type: ignore[attr-defined]  # of a raw file
+            hashed.update(buffer[:size])
+            left -= size
         return hashed.hexdigest()
 
 

@@ -144,7 +144,7 @@ class PefDocument:
         found: dict[str, Symbol] = {}
         for graph, of in self.graphs.items():
             for name, key in self.stored_as(graph).items():
-                symbol = replace(of.program.symbols[name], name=key)
+                symbol = of.program.symbols[name] if key == name else replace(of.program.symbols[name], name=key)
                 if found.setdefault(key, symbol).whole != symbol.whole:
                     raise InternalError(f"{key} is {found[key].whole}, and {symbol.whole} in the graph {graph}")
         return found

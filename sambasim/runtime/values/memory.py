@@ -19,10 +19,10 @@ from sambasim.errors import InternalError, MachineError, OptionError, WeightsErr
 from sambasim.files import TwiceError, in_memory, once, regular, replacing
 from sambasim.ir.dataflow import is_clipped
 from sambasim.ir.program import ParameterGroup, Program
-from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, SymbolKind, TensorType, cut, cut_at
+from sambasim.ir.types import DTYPE_BYTES, Cut, Slice, Symbol, SymbolKind, TensorType, cut, cut_at
 from sambasim.options.fields import SAVE_SUFFIX
 from sambasim.pef.archive import bytes_of
-from sambasim.runtime.machine.node_memory import ByteArray, Range, collapsing, freeing, private_storage
+from sambasim.runtime.machine.node_memory import ByteArray, Range, collapsing, freeing, populate, private_storage
 from sambasim.units import first_of
 
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -268,6 +268,13 @@ class DeviceMemory:
         flat, (start, stop) = self.region(group, region), keep
         return freeing([byte_array(flat[:start]), byte_array(flat[stop:])])
 
+    def populate(self, symbols: Iterable[Symbol]) -> None:
+        """Allocate the memory of `symbols`, of which none is that of another rank."""
+        placed = [
+            (symbol.offset, symbol.offset + symbol.type.size_bytes) for symbol in symbols if symbol.offset is not None
+        ]
+        populate(self._bytes.numpy(), placed)
+
     def collapsing(self, ranges: Iterable[Range]) -> Callable[[], None]:
         """Begins to collapse these bytes, of shared memory, into huge pages; returns what ends it."""
         return collapsing(self._bytes.numpy(), ranges)
@@ -301,12 +308,17 @@ def place_weights(
     """Copy weights into device memory, of what is cut the part of the rank with the coordinates `at`. What another
     replica or rank of a pipeline holds is skipped. Of each group in `keep`, only that slice is kept."""
     group_of = {member.parameter: group for group in memory.program.groups for member in group.members}
-    for name, symbol in memory.program.symbols.items():
-        tensor = weights.get(name)
-        if tensor is not None and (memory.has_own_parameters or symbol.kind not in SHARED_KINDS):
-            memory.tensor(name).copy_(part_of(tensor, symbol.cuts, at))
-            if name in group_of and group_of[name].name in keep:
-                memory.releasing(group_of[name], "parameter", keep[group_of[name].name])()
+    skipped = () if memory.has_own_parameters else SHARED_KINDS
+    placed = [
+        symbol for name, symbol in memory.program.symbols.items() if name in weights and symbol.kind not in skipped
+    ]
+    if not keep:
+        memory.populate(placed)
+    for symbol in placed:
+        memory.tensor(symbol.name).copy_(part_of(weights[symbol.name], symbol.cuts, at))
+        group = group_of.get(symbol.name)
+        if group is not None and group.name in keep:
+            memory.releasing(group, "parameter", keep[group.name])()
 
 
 def slices_of(program: Program, ranks: int) -> Mapping[str, tuple[Slice, ...]]:
