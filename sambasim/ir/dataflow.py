@@ -177,14 +177,15 @@ def _usage(
     read: dict[str, list[int]] = defaultdict(list)
     for number, (section, node) in enumerate(graph.nodes_in(sections), start=1):
         position = number if by_node else section.index + 1
-        for name in set().union(*(aliases.get(operand, ()) for operand in node.reads)):
+        for name in {name for operand in node.reads for name in aliases.get(operand, ())}:
             read[name].append(position)
         for result in node.makes:
             made[result] = position
             shared = node.reads if may_alias(node) else ()
             if node.operator in _MAY_BE_LEFT_OUT:
                 shared = tuple(name for name in node.reads if types[name] == types[result])
-            aliases[result] = set().union(*(aliases.get(name, ()) for name in shared))
+            if shared:
+                aliases[result] = set().union(*(aliases.get(name, ()) for name in shared))
     for output in graph.outputs:
         for name in aliases.get(output.value, ()):
             read[name].append(end)

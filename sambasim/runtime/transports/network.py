@@ -69,9 +69,9 @@ class Network:
             check_node_memory(communicator, sum(self.incoming_bytes.values()), "the gradients from other nodes")
         self.operands: dict[str, Mapping[int, Tensor]] = {}
         """By group, the buffers for the operands of this rank's slice, by rank of `sources`."""
-        ready = readiness(self._own.program, by_node=True)
-        end = max((at.reduce for at in ready.values()), default=0)
-        self.first_reader = {name: next((at for at in of.readers if at < end), 0) for name, of in ready.items()}
+        self.ready = readiness(self._own.program, by_node=True)
+        end = max((at.reduce for at in self.ready.values()), default=0)
+        self.first_reader = {name: next((at for at in of.readers if at < end), 0) for name, of in self.ready.items()}
         """By group, the first node of a pass that reads its parameters; 0 for those that none reads."""
         self._places: dict[tuple[int, int], ByteArray] = {}  # of messages, by sender and number
         for group in self._groups:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sambasim.collectives import around
-from sambasim.ir.dataflow import pass_and_update, readiness
+from sambasim.ir.dataflow import pass_and_update
 from sambasim.ir.program import Member, ParameterGroup, Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind, pieces
 from sambasim.records.trace import Track
@@ -193,8 +193,8 @@ class WindowReduce(Communication):
         pairs = around(window.communicator.node_of, window.communicator.node_index)
         self._steps = tuple((position[into], position[source]) for into, source in pairs)
         self._scratch = {of: torch.empty(CHUNK_ELEMENTS, dtype=getattr(torch, of)) for of in {g.dtype for g in groups}}
-        ready = readiness(window.program, by_node=True)
-        ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready.items()}
+        ready = window.network.ready.items()
+        ready_at = {name: at.reduce if optimizers is None else at.update for name, at in ready}
         self._all = sorted((self._work_of(g, ready_at[g.name]) for g in groups), key=lambda work: work.ready_at)
         self._first_reader = window.network.first_reader
         self._last_read_first = sorted(groups, key=lambda group: self._first_reader[group.name], reverse=True)

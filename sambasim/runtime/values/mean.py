@@ -154,7 +154,8 @@ def square_sums(parts: Iterable[Part], count: int) -> Callable[[], list[float]]:
 def parts_of(group: ParameterGroup, flat: Tensor, owned: Slice) -> list[Part]:
     """The parts of `flat` in a slice of `group`, one for each member."""
     start, stop = owned
-    spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in group.members]
+    inside = [member for member in group.members if member.start < stop and start < member.start + member.numel]
+    spans = [(member, max(member.start, start), min(member.start + member.numel, stop)) for member in inside]
     return [(member, a - member.start, flat[a:b]) for member, a, b in spans if a < b]
 
 

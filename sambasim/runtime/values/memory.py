@@ -228,6 +228,7 @@ class DeviceMemory:
         self._bytes = torch.from_numpy(storage)
         self._shared = self._bytes if shared is None else torch.from_numpy(shared)
         self._views: dict[str, Tensor] = {}
+        self._regions: dict[tuple[str, str], Tensor] = {}
 
     @classmethod
     def private(cls, program: Program) -> "DeviceMemory":
@@ -260,8 +261,12 @@ class DeviceMemory:
 
     def region(self, group: ParameterGroup, region: str) -> Tensor:
         """A flat tensor of `group`, in place. `region`: "parameter", "gradient" or a state of its optimizer."""
-        place = self._shared if region == "parameter" else self._bytes
-        return _view(place, group.regions[region], group.region_type(region))
+        view = self._regions.get((group.name, region))
+        if view is None:
+            place = self._shared if region == "parameter" else self._bytes
+            view = _view(place, group.regions[region], group.region_type(region))
+            self._regions[group.name, region] = view
+        return view
 
     def releasing(self, group: ParameterGroup, region: str, keep: Slice) -> Callable[[], None]:
         """A function that frees the memory of `region` outside the slice `keep`; it is zeros when used again."""

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +28,7 @@ from sambasim.runtime.values.memory import type_of
 Function: TypeAlias = Callable[..., object]
 
 
+@cache
 def find_operator(name: str) -> OpOverload:
     """The operator called `name`, as in `aten.addmm.default`. Raises PefError if this torch does not have it."""
     namespace, packet, overload = name.split(".")
@@ -83,6 +85,7 @@ def _reader(argument: Argument) -> Callable[[Mapping[str, Any]], object]:
     return lambda values: plain
 
 
+@cache
 def tensors_returned(operator: OpOverload) -> int:
     """How many tensors `operator` returns; 0 for a list of them."""
     returns = operator._schema.returns
@@ -118,14 +121,20 @@ def _drop_all(value: Tensor, rate: float, trains: bool) -> tuple[Tensor, Tensor]
     return value * 0.0, torch.zeros_like(value, dtype=torch.bool)
 
 
+@cache
+def _arguments(name: str) -> tuple[list[str], list[str]]:
+    """The names of the arguments of the operator called `name`; of those that are a tensor."""
+    arguments = find_operator(name)._schema.arguments
+    return [one.name for one in arguments], [one.name for one in arguments if str(one.type) == "Tensor"]
+
+
 def builtin(node: Node) -> Function | None:
     """The function that torch generates for Python, which calls the same kernel as `torch.ops`, one to two microseconds
     faster; None if there is none, or if it might choose another overload. Raises PefError as `find_operator`."""
-    schema = find_operator(node.operator)._schema
+    names, tensors = _arguments(node.operator)
     if node.operator == "aten.native_dropout.default" and node.args[1:] == (1.0, True):
         return _drop_all
-    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    tensors = [argument.name for argument in schema.arguments if str(argument.type) == "Tensor"]
+    values = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     return BUILTINS.get(node.operator) if all(isinstance(values.get(name), Ref) for name in tensors) else None
 
 

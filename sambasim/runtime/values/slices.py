@@ -9,7 +9,7 @@ their float32 copy is updated, and rounded.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import NamedTuple, TypeAlias
 
@@ -171,6 +171,9 @@ def slice_update(
     return update_slice
 
 
+_scalar = cache(torch.tensor)
+
+
 def _fused(
     update: Fused,
     scalars: Scalars,
@@ -180,7 +183,7 @@ def _fused(
     divisor: int,
 ) -> SliceUpdate:
     if update.is_kernel:
-        divided = None if divisor == 1 else torch.tensor(float(divisor))
+        divided = None if divisor == 1 else _scalar(float(divisor))
         function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
     else:
         name = update.function.rpartition(".")[2]
