@@ -39,7 +39,7 @@ Links: TypeAlias = Annotated[int, Field(ge=1, le=MOST_RDUS)]
 class Spec(BaseModel):
     """A table of figures. `sources` has an entry for every figure that is set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
     choices: ClassVar[frozenset[str]] = frozenset()  # fields that are no figures, and need no source
 
     name: str = Field(min_length=1)

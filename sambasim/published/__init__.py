@@ -15,7 +15,7 @@ class Row(BaseModel):
     `tokens_per_s` are of all replicas. `host_s` is of the same step; `units_share` is the share of the compute units
     that the section with the most uses; `samples_tokens` are the tokens of one sample."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     name: str
     model: Literal["gpt2", "unet"]

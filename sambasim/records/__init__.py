@@ -22,7 +22,7 @@ Loss = Annotated[float, BeforeValidator(lambda loss: math.nan if loss is None el
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class RunFacts(Record):

@@ -199,7 +199,7 @@ class InferenceRecord(Measured):
 
 
 _WRITTEN_BY = "a file of sambasim run --metrics FILE"
-LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
+LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")], config={"defer_build": True})
 
 
 def json_line(record: Line) -> str:

@@ -31,9 +31,6 @@ from sambasim.runtime.machine.agreement import DATA, check_equal
 from sambasim.runtime.machine.process import keep_freed_memory, repeatable
 from sambasim.runtime.metrics import Outcome, has_accuracy
 from sambasim.runtime.outcome import averages_after, notices, summarize, trained_state, weights_now, whole_tensors
-from sambasim.runtime.record.digests import RunDigests
-from sambasim.runtime.record.numerics import Probes
-from sambasim.runtime.record.trace import RunTrace
 from sambasim.runtime.run.graphs import Graphs
 from sambasim.runtime.run.order import first_order
 from sambasim.runtime.run.plan import BEGINNING, Plan, Position, plan
@@ -116,7 +113,11 @@ class TrainingJob:
         position = resumption.checkpoint.manifest.position if resumption else BEGINNING
         steps = plan(samples, setup.replicas, training, position)
         self._activity.does("placing the weights")
-        probes = Probes(program, setup.mesh, training.loss_scale) if setup.options.debug_numerics else None
+        probes = None
+        if setup.options.debug_numerics:
+            from sambasim.runtime.record.numerics import Probes
+
+            probes = Probes(program, setup.mesh, training.loss_scale)
         weights, lines_of_weights = given_weights(options, program, self._communicator, self._given.weights)
         team = assemble(setup, sources, self._observer, probes, weights)
         del weights
@@ -229,8 +230,14 @@ class TrainingJob:
     def _recorder(self, team: Team, steps: Plan) -> StepRecorder | None:
         run, options = (self._setup, team, steps, self._observer), self._setup.options
         if options.trace is not None:
+            from sambasim.runtime.record.trace import RunTrace
+
             return RunTrace(*run, options.trace)
-        return None if options.record_digests is None else RunDigests(*run, options.record_digests)
+        if options.record_digests is not None:
+            from sambasim.runtime.record.digests import RunDigests
+
+            return RunDigests(*run, options.record_digests)
+        return None
 
     def _epochs(
         self,

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sambasim.errors import CallbackError, PeerError, SambasimError
-from sambasim.hardware.budget import budget_of
-from sambasim.hardware.placement import Inventory, Placement
-from sambasim.ir.graph import SectionKind
+from sambasim.errors import CallbackError, PeerError
 from sambasim.ir.mesh import DATA_PARALLEL, copy_mesh
 from sambasim.ir.program import Program
 from sambasim.ir.ranks import kept
@@ -30,44 +27,7 @@ from sambasim.runtime.transports.connect import Way
 from sambasim.runtime.transports.host import GLOO_EXEMPT
 from sambasim.runtime.transports.network import scattered
 from sambasim.runtime.values.memory import State, byte_array, joined, state_dict, state_of
-from sambasim.simulation.alone import price_ranks
-from sambasim.simulation.prediction import backing_of
-from sambasim.simulation.step import PredictedStep, step_of
-from sambasim.simulation.sync import SyncPath
 from sambasim.units import format_bytes
-
-
-def predicted(
-    program: Program, inventory: Inventory, placement: Placement, path: SyncPath, micro_steps: int = 1
-) -> PredictedStep | str:
-    """A step of all replicas of `placement`; or why there is no prediction: it must not lose what was measured."""
-    try:
-        ranks = price_ranks(program, budget_of(inventory.device, inventory.tiles), micro_steps=micro_steps)
-        return step_of(program, ranks, placement, path)
-    except SambasimError as error:
-        return error.what
-    except Exception as error:
-        return f"this is a mistake of sambasim's own, please report it: {type(error).__name__}: {error}"
-
-
-def predicted_record(step: PredictedStep, inventory: Inventory) -> PredictedRecord:
-    ranks, several = step.placement.replicas, copy_mesh(step.program.mesh).world_size > 1
-    backed_by = backing_of(inventory.device, ranks)
-    by_kind_s = {kind.value: step.of_kind_s(kind) for kind in SectionKind}
-    return PredictedRecord(
-        predicted_for=f"{ranks} × {inventory.share}" if several else inventory.share,
-        predicted_step_s=step.predicted_s,
-        predicted_samples_per_s=step.samples_per_s,
-        predicted_host_s=step.first.host_s,
-        predicted_model_s=step.first.device_s,
-        predicted_waited_s=dict(step.waited_s),
-        predicted_update_s=step.first.update_s,
-        predicted_sync_s=step.first.exposed_sync_s,
-        predicted_hidden_sync_s=step.synced.hidden_sync_s,
-        predicted_by_kind_s={kind: seconds for kind, seconds in by_kind_s.items() if seconds},
-        predicted_sync="none" if step.path is None else "device" if step.path is SyncPath.RDU else "host",
-        predicted_backed_by=f"{backed_by}; nor a message within a replica" if several else backed_by,
-    )
 
 
 def notices(setup: Setup, team: Team, steps: Plan) -> list[str]:
@@ -159,15 +119,10 @@ def summarize(
 ) -> SummaryRecord:
     steps, options = start.plan, setup.options
     taken = totals.steps - steps.start.step
-    path = SyncPath.RDU if options.reduce_on_rdu else SyncPath.HOST
     moved_here = [replica.transport.sync.bytes_moved for replica in team.replicas]
     moved = [astuple(own) for of_process in setup.communicator.all_gather_object(moved_here) for own in of_process]
     locations = setup.placement.locations()
-    step: PredictedStep | str | None = None
-    if setup.is_first:
-        step = "the PEF has a graph for each length of samples: sambasim simulate predicts them"
-        if not setup.document.has_several:
-            step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+    prediction = _prediction(setup, steps) if setup.is_first else None
     progress = totals.progress
     measured = asdict(totals) | asdict(progress)
     measured["loss_scale"] = None if progress.loss_scale is None else progress.loss_scale.value
@@ -205,9 +160,20 @@ def summarize(
             rdu_of=tuple(location.rdu for location in locations),
             first_tile_of=tuple(at.first_tile for at in locations if at.first_tile is not None) or None,
         ),
-        predicted=predicted_record(step, setup.inventory) if isinstance(step, PredictedStep) else None,
-        not_predicted=step if isinstance(step, str) else None,
+        predicted=prediction if isinstance(prediction, PredictedRecord) else None,
+        not_predicted=prediction if isinstance(prediction, str) else None,
     )
+
+
+def _prediction(setup: Setup, steps: Plan) -> PredictedRecord | str:
+    if setup.document.has_several:
+        return "the PEF has a graph for each length of samples: sambasim simulate predicts them"
+    from sambasim.runtime.prediction import predicted, predicted_record  # the simulator, once training has ended
+    from sambasim.simulation.sync import SyncPath
+
+    path = SyncPath.RDU if setup.options.reduce_on_rdu else SyncPath.HOST
+    step = predicted(setup.program, setup.inventory, setup.placement, path, steps.accumulation_steps)
+    return step if isinstance(step, str) else predicted_record(step, setup.inventory)
 
 
 def facts(setup: Setup, team: Team) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from sambasim.ir.operators import OPERATORS
 from sambasim.ir.program import Program
 from sambasim.ir.types import TensorType
 from sambasim.records.metrics import LINES, CheckpointRecord, EvaluationRecord, StepRecord, read_run
-from sambasim.runtime import outcome
-from sambasim.runtime.outcome import predicted, predicted_record
+from sambasim.runtime import prediction
+from sambasim.runtime.prediction import predicted, predicted_record
 from sambasim.runtime.record import trace as tracing
 from sambasim.runtime.record.digests import UNWRITTEN, Seen, seen_of_sections
 from sambasim.runtime.record.trace import traced_steps
@@ -248,5 +248,5 @@ def test_a_device_that_is_too_small_is_the_reason() -> None:
 
 
 def test_a_mistake_of_ours_does_not_lose_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "price_ranks", Mock(side_effect=KeyError("x")))
+    monkeypatch.setattr(prediction, "price_ranks", Mock(side_effect=KeyError("x")))
     assert predict(SN30) == "this is a mistake of sambasim's own, please report it: KeyError: 'x'"

@@ -36,7 +36,7 @@ _KEY = pattern(r"(.+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="strings", defer_build=True)
 
 
 class PefModel(_Model):

@@ -161,7 +161,7 @@ class _Repeated:
         reduce_on_rdu: bool,
     ) -> None:
         # The device model takes long to import, and most runs do without.
-        from sambasim.runtime.outcome import predicted, predicted_record
+        from sambasim.runtime.prediction import predicted, predicted_record
         from sambasim.simulation.sync import SyncPath
 
         machine = session.loaded(model).machine
