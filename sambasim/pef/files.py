@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,7 +62,8 @@ def digest_of(path: Path) -> str:
 
 
 def read(path: Path) -> PefDocument:
-    """Everything but the content of the weights, fully checked. Needs no torch. Raises PefError."""
+    """Everything but the content of the weights, checked unless this account and version wrote it, by the record. Needs
+    no torch. Raises PefError."""
     with open_pef(path) as archive:
         return _read(archive, path)
 
@@ -83,16 +83,20 @@ def map_weights(path: Path, document: PefDocument | None = None, *, check: bool 
 
 
 def check(path: Path) -> PefDocument:
-    """Everything, every byte of the weights included. Raises PefError."""
+    """Everything, every byte of the weights included, whoever wrote it. Raises PefError."""
     with open_pef(path) as archive:
-        document = _read(archive, path)
+        document = _read(archive, path, is_own=False)
         _check_content(archive, document, path)
     return document
 
 
-def _read(archive: Archive, path: Path) -> PefDocument:
+def _read(archive: Archive, path: Path, *, is_own: bool | None = None) -> PefDocument:
+    """`is_own`: whether this account compiled it, by default what the record says."""
+    digest = archive.digest
     try:
-        document = _parsed(archive.manifest)
+        document = replace(
+            _parsed(archive.manifest, is_compiled_here(digest) if is_own is None else is_own), digest=digest
+        )
     except OtherFormat as error:
         raise refusal(path, Rule.FORMAT, f"{error}, so this is no PEF", remedy=NOT_OURS) from None
     except OtherVersion as error:
@@ -107,11 +111,9 @@ def _read(archive: Archive, path: Path) -> PefDocument:
 
 
 @lru_cache(maxsize=1)  # a run reads its PEF when it checks it, and when it starts
-def _parsed(manifest: bytes) -> PefDocument:
-    digest = sha256(manifest).hexdigest()
-    is_own = is_compiled_here(digest)
-    document = replace(parse_file(manifest, parse, FORMAT, VERSION, is_known=is_own), digest=digest)
-    if is_own and document.writer == WRITER:  # whoever wrote it has checked all of this
+def _parsed(manifest: bytes, is_own: bool) -> PefDocument:
+    document = parse_file(manifest, parse, FORMAT, VERSION, is_known=is_own)
+    if is_own and document.writer == WRITER:  # this version has checked the rest as it wrote it
         return document
     if not _FILE_NAME.fullmatch(document.program.name):
         raise Misfit("program.name: it cannot be the name of a file")

@@ -2,12 +2,14 @@
 
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sambasim.errors import OptionError
-from sambasim.pef import locate
+from sambasim.pef import check, files, locate, read, write
 from sambasim.pef.files import is_compiled_here, record_compiled
+from tests.pef.samples import sample_document, sample_weights
 
 
 def make(path: Path) -> Path:
@@ -86,3 +88,17 @@ def test_what_others_can_write_proves_nothing(folder: Path, tmp_path: Path) -> N
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     assert not is_compiled_here(ONE)
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_this_account_compiled_is_not_verified_again_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = write(tmp_path / "own.pef", sample_document(), sample_weights()).digest
+    monkeypatch.setattr(files, "verify", verify := Mock())
+    for _ in range(2):
+        read(tmp_path / "own.pef")
+        assert verify.call_count == 1
+        record_compiled(digest)
+    check(tmp_path / "own.pef")
+    assert verify.call_count == 2

@@ -38,9 +38,10 @@ def check_job(communicator: Communicator, threads: int | None, flags: Mapping[st
     """Collective. Raises LaunchError unless ranks have the same versions, number of threads and `flags`. `threads`:
     those that were asked for by a flag."""
     if communicator.world_size > 1:
+        compares_code = communicator.local_rank == 0 and communicator.node_count > 1
         by_environ = f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')}"
         versions = {
-            _SAMBASIM: f"{__version__} (code {_code_sha256()[:8]})" if communicator.local_rank == 0 else None,
+            _SAMBASIM: f"{__version__} (code {_code_sha256()[:8]})" if compares_code else None,
             "Python": platform.python_version(),
             "torch": metadata.version("torch"),
             "MPI": communicator.library,
