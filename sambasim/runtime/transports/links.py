@@ -19,7 +19,7 @@ from sambasim.errors import MachineError, PeerError
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.node_memory import ByteArray
 from sambasim.runtime.machine.process import INTERFACE_KEY, outside_address
-from sambasim.runtime.transports.connection import HEAD, Direct, Places, Sender, Urgency, fill, read
+from sambasim.runtime.transports.connection import HEAD, Direct, Places, Sender, Urgency, fill, pause_of, read
 from sambasim.units import KIB, MIB
 
 _TIMEOUT_S, _GREETING_S = 30.0, 5.0
@@ -141,12 +141,12 @@ class Links:
             thread.join(_TIMEOUT_S)
 
     def _receive(self, peer: int, connection: socket.socket) -> None:
-        head = bytearray(HEAD.size)
+        head, pause_s = bytearray(HEAD.size), pause_of(connection)
         try:
             while True:
                 read(connection, memoryview(head))
                 (number,) = HEAD.unpack(head)
-                read(connection, self._places[peer, number].data)
+                read(connection, self._places[peer, number].data, pause_s)
                 with self.changed:
                     self._arrived(number)
                     self.changed.notify_all()
