@@ -22,6 +22,8 @@ static void fetch(const REAL *block)
 }
 
 #ifdef ROUNDS
+#define IS_NARROW(place) narrow[place]
+
 typedef union { float number; uint32_t bits; } word;
 
 static inline float operand(float x)
@@ -36,6 +38,7 @@ static void widen(const uint16_t *x, float *out, int64_t numel)
         out[i] = ((word){.bits = (uint32_t)x[i] << 16}).number;
 }
 #else
+#define IS_NARROW(place) 0 /* a test for each block takes 4 % of the time of four operands */
 #define operand(x) (x)
 #define widen(x, out, numel) ((void)(out))
 #endif
@@ -63,7 +66,7 @@ static void add(const REAL *x, const REAL *y, REAL *out, int64_t numel, int32_t 
 void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t addition_count, int32_t near,
                const uint8_t *narrow, REAL *sums, REAL *out, int64_t numel, int32_t divides, REAL number)
 {
-    if (addition_count == 1 && near && !narrow[additions[0]] && !narrow[additions[1]]) {
+    if (addition_count == 1 && near && !IS_NARROW(additions[0]) && !IS_NARROW(additions[1])) {
         add(operands[additions[0]], operands[additions[1]], out, numel, divides, number);
         return;
     }
@@ -79,7 +82,7 @@ void tree_mean(const REAL *const *operands, const int32_t *additions, int32_t ad
             for (int side = 0; side < 2; side++) {
                 int is_operand = places[side] >= 0;
                 summands[side] = is_operand ? operands[places[side]] + start : sums + BLOCK * (-1 - places[side]);
-                if (is_operand && narrow[places[side]]) {
+                if (is_operand && IS_NARROW(places[side])) {
                     widen((const uint16_t *)operands[places[side]] + start, wide[side], length);
                     summands[side] = wide[side];
                 } else if (is_operand && !near)

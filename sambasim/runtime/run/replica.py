@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torch import Generator, Tensor
 from torch.utils.data import Dataset
@@ -152,7 +152,7 @@ class Shard:
         else:
             batch = self._ahead.pop(0) if self._several else next(self._iterator)
         if self._tensors is not None and self._all_fit:
-            return dict(zip(self._names, cast("list[Tensor]", batch), strict=True))
+            return {name: batch[at] for at, name in enumerate(self._names)}  # zip takes twice as long
         tensors = batches.bind(batch, self._names)
         if self.dropped is None:
             named = dict(batches.values_of(batch)) if isinstance(batch, Mapping) else {}
@@ -271,7 +271,7 @@ class Replica:
         else:
             self._update.begin_step(update, rate, loss_scale)
         began_ns, observer, counted = perf_counter_ns(), self.observer, 0.0
-        totals, last = [0.0] * len(self._told), [math.nan] * len(self._told)
+        totals: list[float] = []
         micro_steps, count = self._micro_steps, self._batches
         parts = micro_steps * count
         overlapping = self._update.overlapping if self._graph == len(self._executors) - 1 else ()
@@ -290,14 +290,13 @@ class Replica:
                 overlapping=overlapping,
             )
             for of_batch in outputs:
-                for at, name in enumerate(self._told):
-                    last[at] = float(of_batch[name]) if name in of_batch else math.nan
-                    totals[at] += last[at]
+                last = [float(of_batch[name]) if name in of_batch else math.nan for name in self._told]
+                totals = [total + of_last for total, of_last in zip(totals, last, strict=True)] if totals else last
                 if self._count in of_batch:
                     counted += float(of_batch[self._count])
             if observer is not None:
                 observer.pass_ends(self.rank, last[0])
-        losses = [] if not self.works else totals if parts == 1 else [total / parts for total in totals]
+        losses = totals if parts == 1 else [total / parts for total in totals]
         ends = ENDED if self._stream is not None and self._stream.read_ahead() else 0
         if self._detailed is not None and losses:
             self._detailed.span_ends(self.rank, Track.HOST, "forward and backward", began_ns, {})

@@ -123,7 +123,7 @@ class GradientSync(ABC):
         self.slices: Slices = slices_of(self.program, group.size)
         self.replicas, self.replica = group.size, group.position
         self.bytes_moved = BytesMoved()
-        self.offered = Shared((), 0)
+        self.offered: tuple[Sequence[float], int] = (), 0
         self.observed: list[object] = [self]  # the objects whose methods report spans
 
     def summed(self, group: ParameterGroup) -> Slice:
@@ -176,7 +176,7 @@ class GradientSync(ABC):
 
     def offer(self, losses: Sequence[float], request: int) -> None:
         """Set what `end_of_step` sends to the others: the loss of this rank's replica, if it has one, and a request."""
-        self.offered = Shared(losses, request)
+        self.offered = losses, request
 
     @abstractmethod
     def end_of_step(self) -> Shared:

@@ -188,4 +188,4 @@ class InProcess(GradientSync):
         return self._hub_group.together((name, *(group.name for group in groups)), lambda operands: None, function)
 
     def end_of_step(self) -> Shared:
-        return self.offered
+        return Shared(*self.offered)

@@ -255,9 +255,10 @@ class WindowReduce(Communication):
 
     def begin(self, *operands: object) -> None:
         self._updated_in_pass_s = self._updating_s
-        self._flags.publish(Counter.PROGRESS, self._window.progress(self._window.pass_length))
+        before = self._window.progress(0)
+        self._flags.publish(Counter.PROGRESS, before + self._window.pass_length)
         while self._incomplete:
-            self._flags.wait(Counter.PROGRESS, self._window.progress(self._incomplete[-1].ready_at))
+            self._flags.wait(Counter.PROGRESS, before + self._incomplete[-1].ready_at)
             self._send(self._incomplete.pop())
 
     def finish(self) -> None:
@@ -345,7 +346,7 @@ class SmallWindow(GradientSync):
         return Simple(self._reduce_in_place)
 
     def offer(self, losses: Sequence[float], request: int) -> None:
-        super().offer(losses, request)
+        self.offered = losses, request
         self.flags.put(self.steps % 2, losses, request)  # a reader may be one step behind
 
     def wait_for_readers(self) -> None:

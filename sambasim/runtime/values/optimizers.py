@@ -105,10 +105,10 @@ class Optimizers:
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
         for index, scalars in enumerate(self._scalars):
-            if self.begun.get(index, step) == step:  # this step may begin again, with other hyperparameters
-                self.begun.pop(index, None)
-                if scalars.kept:
-                    self.begun[index] = step
+            if scalars.kept:
+                self.begun.setdefault(index, step)
+            elif self.begun.get(index) == step:  # it begins again, with other hyperparameters
+                del self.begun[index]
             scalars.begin(step, rate, self.begun.get(index, 0))
         self.loss_scale = loss_scale
         self.weight_in_average = weight_in_average(step, self._ema) if self._ema else None

@@ -53,7 +53,8 @@ class Scalars:
         self.entry = entry
         self.step = 0
         self.change(hyperparameters)
-        self._of_step = self.entry.update.numbers if isinstance(self.entry.update, Fused) else {}
+        self._is_fused = isinstance(entry.update, Fused)
+        self._of_step = entry.update.numbers if isinstance(entry.update, Fused) else {}
         self.numbers = {name: torch.zeros(()) for name in self._of_step}
         self.keywords: dict[str, float | bool] = {}
         self.factor = 1.0
@@ -80,7 +81,7 @@ class Scalars:
             self.keywords.update(self._taken, lr=float(given["lr"]) * rate)
             if isinstance(self.entry.update, Fused) and self.entry.update.asks_for_first:
                 self.keywords["is_first_step"] = is_first
-        if not isinstance(self.entry.update, Fused):
+        if not self._is_fused:
             self.keywords[STEP] = float(step)
 
 
@@ -161,6 +162,8 @@ def slice_update(
 
     parts = [(gradient[a:b], bound_to(a, b)) for a, b in spans]
     changes = scales or bounds or (divisor != 1 and not divides)
+    if len(parts) == 1 and not changes:  # one call less, which a small update notices
+        return parts[0][1]
 
     def update_slice() -> None:
         for of_gradient, step in parts:
@@ -182,7 +185,7 @@ def _fused(
     states: Sequence[States],
     divisor: int,
 ) -> SliceUpdate:
-    if update.is_kernel:
+    if is_kernel := update.is_kernel:
         divided = None if divisor == 1 else _scalar(float(divisor))
         function: Callable[..., object] = partial(getattr(torch, update.function), grad_scale=divided)
     else:
@@ -194,11 +197,11 @@ def _fused(
 
     def step() -> None:
         nonlocal operands, kept
-        if kept is not scalars.kept or not update.is_kernel:  # one that is not changes the numbers
+        if kept is not scalars.kept or not is_kernel:  # one that is not changes the numbers
             kept = scalars.kept
             # A kernel writes also states that it does not read.
             operands = [[own[name] for own in states] if name in kept else [] for name in scalars.entry.states]
-            operands += [[n if update.is_kernel else n.clone() for _ in states] for n in numbers.values()]
+            operands += [[n if is_kernel else n.clone() for _ in states] for n in numbers.values()]
         function(parameters, gradients, *operands, **keywords)
 
     return step
