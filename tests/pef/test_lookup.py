@@ -96,6 +96,7 @@ def test_what_this_account_compiled_is_not_verified_again_when_it_is_read(
 ) -> None:
     digest = write(tmp_path / "own.pef", sample_document(), sample_weights()).digest
     monkeypatch.setattr(files, "verify", verify := Mock())
+    files._parsed.cache_clear()  # a test before this one may have read the same document
     for _ in range(2):
         read(tmp_path / "own.pef")
         assert verify.call_count == 1
