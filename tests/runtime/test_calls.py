@@ -175,8 +175,15 @@ def test_other_dtypes_call_the_kernel_itself(dtype: str) -> None:
     assert bound("mm.default", [dtype])[0].function is torch.mm
 
 
-@pytest.mark.parametrize(("keys", "computed"), [(16, torch.float32), (2048, torch.bfloat16)])
-def test_the_backward_of_short_attention_is_computed_in_float32(keys: int, computed: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("keys", "has_amx", "computed"),
+    [(16, False, torch.float32), (16, True, torch.bfloat16), (2048, False, torch.bfloat16)],
+)
+def test_the_backward_of_short_attention_is_computed_in_float32(
+    keys: int, has_amx: bool, computed: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the CPU has matrix units for bfloat16."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
     attention, backward = (
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,

@@ -2,6 +2,7 @@
 place."""
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Unit
 from sambasim.runtime.engine.pass_code import find_routes
 from sambasim.runtime.transports.communication import Communication
 from sambasim.runtime.values.operators import find_operator
+from tests.runtime.test_calls import Kernels
 from tests.support.compiled import outputs_of
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -57,6 +59,17 @@ def test_a_list_of_another_length_than_stated_is_refused() -> None:
     assert y_of(node("split.Tensor", "x", ("y", None), 1)).tolist() == [[1.0, 2.0]]
     with pytest.raises(PefError, match=r"node n: aten\.split\.Tensor does not return the 3 tensors that the PEF"):
         y_of(node("split.Tensor", "x", ("y", None, None), 1))
+
+
+def test_a_view_of_memory_is_made_once_and_sees_what_is_written_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, x = torch.empty(2, 2), X.clone()
+    monkeypatch.setattr(sys.modules[__name__], "X", x)
+    executor = executor_of([node("t", "x", "z"), node("relu", "z")], {"y": place})
+    x.copy_(written := torch.rand(2, 2))
+    with Kernels() as kernels:
+        outputs_of(executor)
+    assert place.equal(written.t())
+    assert "aten.t.default" not in kernels.called
 
 
 def test_a_gradient_that_its_operator_masks_is_refused() -> None:

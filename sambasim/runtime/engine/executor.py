@@ -25,8 +25,8 @@ from sambasim.ir.program import Program
 from sambasim.ir.schedule import Action, ActionKind, make
 from sambasim.ir.types import Symbol, SymbolKind
 from sambasim.runtime.engine.handlers import Binding, lower
-from sambasim.runtime.engine.instructions import RegisterFile, Registers, Unit
-from sambasim.runtime.engine.pass_code import PassCode
+from sambasim.runtime.engine.instructions import Instruction, RegisterFile, Registers, Unit, value_of
+from sambasim.runtime.engine.pass_code import PassCode, is_plain_view
 from sambasim.runtime.transports.connect import Transport
 from sambasim.runtime.transports.window import WindowReduce
 from sambasim.runtime.values.memory import storage_of
@@ -161,6 +161,8 @@ class Executor:
         if observer is not None:
             lowered = [op and replace(op, function=observer.bind(self._rank, op.node, op.function)) for op in lowered]
         if engine is None:
+            if observer is None:
+                lowered = list(map(self._unless_constant, lowered))
             ready = readiness(program, by_node=True).values() if graph is program.training else ()
             moments = {at for of in ready for at in (of.reduce, of.update, *of.readers[:1])}
             ending = {section.stop: (section,) for section in self.sections}
@@ -174,6 +176,20 @@ class Executor:
         self._next_end = dict(pairwise([0, *(unit.stop for unit in units)]))
         """By number of nodes that have run, that after the next unit."""
         self._code = PassCode(units, stores if in_one_piece else {}, keep, self.waited_s)
+
+    def _unless_constant(self, one: Instruction | None) -> Instruction | None:
+        """None for a view of memory that is the same in all passes: it is made here."""
+        if one is None or not is_plain_view(one.node) or one.stores:
+            return one
+        initial, (result,) = self._registers.initial, one.results
+        of = initial[self._registers.value(one.node.reads[0])]
+        if result is None or not isinstance(of, Tensor):
+            return one
+        view = one.function(*(value_of(operand, initial) for operand in one.operands))
+        if not isinstance(view, Tensor) or storage_of(view) != storage_of(of):
+            return one
+        initial[result] = view
+        return None
 
     def _bound(
         self, section_of: Mapping[str, int], returned: Sequence[Output], buffers: Sequence[Output], span: _Span

@@ -23,7 +23,7 @@ from sambasim.records.metrics import EvaluationRecord, StepRecord
 from sambasim.runtime.run.plan import Plan, Position
 from sambasim.runtime.run.replica import ENDED, Replica, arguments_in
 from sambasim.runtime.run.run_observer import RunObserver
-from sambasim.runtime.transports.in_process import Hub, run_together
+from sambasim.runtime.transports.in_process import Hub, finished, run_together
 from sambasim.runtime.watch.observer import StepObserver
 from sambasim.units import numbered
 
@@ -268,7 +268,7 @@ class Trainer:
         scale = progress.loss_scale
         used = 1.0 if scale is None else scale.value
         steps = [replica.step(number, updates + 1, rate, used, self._request) for replica in self._replicas]
-        done = run_together(steps, self._hub)
+        done = [finished(steps[0])] if len(steps) == 1 else run_together(steps, self._hub)
         updated = done[0]
         if observer is not None:
             observer.step_ends(number, updated.norm)
@@ -283,9 +283,10 @@ class Trainer:
         for one in done:
             exposed_s += one.exposed_s
             hidden_s += one.hidden_s
-            for axis, seconds in one.waited_s.items():
-                totals.model_s -= seconds
-                waited_s[axis] = waited_s.get(axis, 0.0) + seconds
+            if one.waited_s:
+                for axis, seconds in one.waited_s.items():
+                    totals.model_s -= seconds
+                    waited_s[axis] = waited_s.get(axis, 0.0) + seconds
         if waited_s:
             exposed_s += waited_s.pop(DATA_PARALLEL, 0.0)  # of ZeRO 2 and 3
             for axis, seconds in waited_s.items():
