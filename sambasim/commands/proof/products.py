@@ -53,7 +53,8 @@ class Products:
 
     def __init__(self) -> None:
         self._known = defaultdict[Key, list[_Product]](list)
-        self._bytes, self._keeps, self._takes = 0, False, False
+        self._bytes, self._held = 0, set[int]()  # of all operands and results, each memory once, by its address
+        self._keeps, self._takes = False, False
         self._is_same: dict[str, bool] = {}  # by operator, whether its first product had the same results
         self.found = 0
         """How many products have been taken."""
@@ -74,7 +75,7 @@ class Products:
     def kept(self) -> Iterator[None]:
         """Products that are computed within are kept, and those of before no longer."""
         self._known.clear()
-        self._bytes, self._keeps = 0, True
+        self._bytes, self._held, self._keeps = 0, set(), True
         try:
             yield
         finally:
@@ -115,7 +116,9 @@ class Products:
 
     def _keep(self, key: Key, operands: Sequence[Tensor], results: Any) -> Any:
         made = [result for result in tree_leaves(results) if isinstance(result, Tensor)]
-        self._bytes += sum(tensor.nbytes for tensor in (*operands, *made))
+        sizes = {_begin(tensor): tensor.untyped_storage().nbytes() for tensor in (*operands, *made)}
+        self._bytes += sum(sizes[begin] for begin in sizes.keys() - self._held)
+        self._held |= sizes.keys()
         if self._bytes <= _MOST_BYTES:
             with suppress(RuntimeError):
                 self._known[key].append(_Product([*map(sharing, operands)], tree_map(sharing, results)))

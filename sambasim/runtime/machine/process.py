@@ -216,7 +216,7 @@ def outside_address(host_name: str) -> tuple[str, str]:
         return (address := str(probe.getsockname()[0])), address
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD = -1, -3, 32 << 20  # mallopt(3); the maximum of glibc
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
 _NEVER = 2**31 - 1
 _PR_SET_THP_DISABLE = 41  # of prctl(2)
 
@@ -226,7 +226,7 @@ def keep_freed_memory() -> None:
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        mallopt(_M_MMAP_MAX, 0)
 
 
 def peak_memory_bytes() -> int:
