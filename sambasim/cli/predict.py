@@ -11,6 +11,8 @@ from sambasim.cli.shared import COUNT, FILE, REPLICAS, answer
 from sambasim.errors import say
 from sambasim.terminal.output import phases
 
+AMOUNT = click.FloatRange(min=0, min_open=True)
+
 _SET = "For a config or a model: set any field."
 _RANKS = "With --here: the most ranks.  [default: twice the cores, at most 4]"
 _BATCH = "Samples of one optimizer step.  [default: the batch of the config on each RDU or rank]"
@@ -20,6 +22,12 @@ _ONLY = (
     "Keep strategies with these values: replicas, stages, tensor, chips, zero, samples, passes, schedule,"
     " recompute, dtype (by default that of the config) or tiles."
 )
+_TOKENS = (
+    "Train on so many tokens, such as 2e12: how long it takes on each number of RDUs, up to --nodes, and its cost."
+)
+_AMOUNTS = "The same, for so many"
+_DAYS = "With one of these: name the fewest RDUs that take so many days at most."
+_PRICE = "With one of these: the cost, at so much an RDU-hour or node-hour, such as 3.2/rdu-hour."
 _EMIT = "Write the best one as a config for `sambasim compile`, or, as .json, for DeepSpeed."
 
 
@@ -34,6 +42,11 @@ _EMIT = "Write the best one as a config for `sambasim compile`, or, as .json, fo
 @shared.arch
 @click.option("--goal", type=_GOALS, default="throughput", show_default=True, help=_GOAL)
 @click.option("--only", multiple=True, metavar="NAME=VALUE,...", help=_ONLY)
+@click.option("--tokens", type=AMOUNT, help=_TOKENS)
+@click.option("--samples", type=AMOUNT, help=f"{_AMOUNTS} samples.")
+@click.option("--epochs", type=AMOUNT, help=f"{_AMOUNTS} epochs of the data.")
+@click.option("--days", type=AMOUNT, help=_DAYS)
+@click.option("--price", metavar="PRICE/UNIT", help=_PRICE)
 @click.option("--explain", is_flag=True, help="Say which terms make the best one faster than the next.")
 @click.option("--all", "all_file", type=FILE, help="Write every strategy as CSV, also those that do not fit.")
 @click.option("--html", "html_file", type=FILE, help="Write a page with the plot of time and memory.")
@@ -61,6 +74,7 @@ def plan_command(
       sambasim plan configs/char_gpt.toml --global-batch 512
       sambasim plan configs/gpt_13b.toml --cluster sn30-8 --nodes 8 --global-batch 512 --explain
       sambasim plan configs/char_gpt.toml --nodes 2 --only tensor=none --emit plan.toml
+      sambasim plan configs/gpt_13b.toml --nodes 16 --global-batch 512 --tokens 3e9 --days 30 --price 3.2/rdu-hour
       sambasim plan configs/char_gpt.toml --here --ranks 2 --explain
       sambasim plan configs/char_gpt.toml --here --cluster hosts.toml --nodes 2
       sambasim plan transformers:GPT2LMHeadModel --set optimizer.name=adamw --global-batch 512

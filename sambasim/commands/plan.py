@@ -1,17 +1,21 @@
 """What `sambasim plan` is asked, checked before any capture; and the best strategy as a config, also for DeepSpeed."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
 
 from sambasim.commands.question import is_model
+from sambasim.data.datasets import open_source
 from sambasim.errors import OptionError
 from sambasim.hardware.placement import Inventory, inventory_of
 from sambasim.ir.program import Program
+from sambasim.ir.types import SymbolKind
 from sambasim.options.base import build
 from sambasim.options.compile import BuildOptions, CompileOptions, ParallelOptions, compile_options, options_in_python
 from sambasim.options.deepspeed import MICRO, STEPS, TRAIN
@@ -21,6 +25,7 @@ from sambasim.options.schedules import LossScaleOptions, ScheduleOptions
 from sambasim.options.training import OptimizerOptions, Sections
 from sambasim.pef import locate, read
 from sambasim.report.plan import headline
+from sambasim.simulation.planning.purchase import Wanted
 from sambasim.simulation.planning.search import Plan
 from sambasim.simulation.planning.strategy import VALUES, Space, Strategy, divisors
 from sambasim.units import counted
@@ -47,6 +52,11 @@ class PlanRequest:
     goal: str
     only: Sequence[str]
     emit: Path | None
+    tokens: float | None = None
+    samples: float | None = None
+    epochs: float | None = None
+    days: float | None = None
+    price: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,7 @@ def plan_task(asked: PlanRequest) -> PlanTask:
         what = f"--emit {emit}: a config ends in .toml, or, for DeepSpeed, in .json"
         raise OptionError(what, remedy=f"--emit {emit.with_suffix('.toml')}")
     only = _only(asked.only)
+    _check_training(asked)
     if asked.here:
         if asked.arch is not None:
             raise OptionError("--arch is for devices, and --here plans for this machine", remedy="leave out --arch")
@@ -102,6 +113,53 @@ def plan_task(asked: PlanRequest) -> PlanTask:
         raise OptionError(f"--nodes {nodes}, and {inventory.cluster.name} has {most}", remedy=f"--nodes {most}")
     inventory = replace(inventory, cluster=inventory.cluster.model_copy(update={"nodes": nodes}))
     return PlanTask(asked, options, program, inventory, _spaces(options, inventory, asked, dtypes, only))
+
+
+_AMOUNTS = "--tokens, --samples or --epochs"
+
+
+def _check_training(asked: PlanRequest) -> None:
+    given = [name for name in ("tokens", "samples", "epochs") if getattr(asked, name) is not None]
+    if len(given) > 1:
+        what = f"--{given[0]} and --{given[1]} both say how long to train"
+        raise OptionError(what, remedy=f"leave out --{given[1]}")
+    for name in ("days", "price"):
+        if getattr(asked, name) is not None and not given:
+            raise OptionError(f"--{name} is of a training whose length is not given", remedy=f"add {_AMOUNTS}")
+    if given and asked.here:
+        raise OptionError(f"--{given[0]} is for devices, and --here plans for this machine", remedy="leave out --here")
+    if asked.price is not None:
+        _ = _price_of(asked.price, 1)
+
+
+def _price_of(text: str, rdus_per_node: int) -> float:
+    """Of an RDU-hour. Raises OptionError."""
+    number, _, unit = text.partition("/")
+    price = float(number) if re.fullmatch(r"\d*\.?\d+(e[+-]?\d+)?", number.strip()) else 0.0
+    if not 0 < price < float("inf") or unit.strip() not in ("", "rdu-hour", "node-hour"):
+        what = f"--price {text}: it is a number of an RDU-hour or of a node-hour"
+        raise OptionError(what, remedy="such as --price 3.2/rdu-hour")
+    return price / rdus_per_node if unit.strip() == "node-hour" else price
+
+
+def wanted_of(task: PlanTask, program: Program) -> Wanted | None:
+    """The training that is asked for, of `program`; None if none is. Raises OptionError, and DataError for epochs."""
+    asked = task.asked
+    price = None if asked.price is None else _price_of(asked.price, task.inventory.cluster.rdus_per_node)
+    rows = (symbol.type for symbol in program.symbols.values() if symbol.kind is SymbolKind.INPUT)
+    lengths = [prod(type_.shape[1:]) for type_ in rows if type_.dtype in ("int64", "int32") and len(type_.shape) > 1]
+    tokens = max(lengths, default=None)
+    if asked.tokens is not None:
+        if tokens is None:
+            what = f"--tokens: {program.name} takes no sequences of integers whose tokens could be counted"
+            raise OptionError(what, remedy="--samples or --epochs")
+        return Wanted(ceil(asked.tokens / tokens), tokens, asked.days, price)
+    if asked.epochs is not None:
+        count = len(open_source(task.options.data, None).train)
+        if not count:
+            raise OptionError("--epochs: the data is a stream without a length", remedy="--samples or --tokens")
+        return Wanted(ceil(asked.epochs * count), tokens, asked.days, price)
+    return None if asked.samples is None else Wanted(ceil(asked.samples), tokens, asked.days, price)
 
 
 def _options(asked: PlanRequest) -> tuple[CompileOptions, Program | None]:

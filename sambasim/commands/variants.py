@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from sambasim.commands.plan import PlanTask
+from sambasim.commands.plan import PlanTask, wanted_of
 from sambasim.commands.question import OnPhase
 from sambasim.compiler.capture.tensors import default_type
 from sambasim.compiler.compile import rare_collections
@@ -54,8 +54,9 @@ def plan(task: PlanTask, on_phase: OnPhase, *, with_frontier: bool) -> Plan:
         return _plan_this_machine(task, programs, on_phase)
     (space,) = task.spaces
     planner = Planner(programs, task.inventory.device, task.inventory.cluster, options.opt_level)
+    wanted = wanted_of(task, programs(space.dtypes[0]).captured)
     with rare_collections():
-        chosen = planner.plan(options.name, space, Goal(task.asked.goal), on_phase=on_phase)
+        chosen = planner.plan(options.name, space, Goal(task.asked.goal), on_phase=on_phase, wanted=wanted)
         if with_frontier:
             on_phase("compile and price the frontier of time and memory")
             chosen = planner.with_priced_frontier(chosen)
@@ -115,10 +116,10 @@ class Variants:
     """Runs the passes of strategies, and of `options`, on a program of one rank, without evaluation and addresses."""
 
     def __init__(self, program: Program, options: CompileOptions, model: nn.Module | None = None) -> None:
-        self._captured = _as_captured(program)
+        self.captured = _as_captured(program)
         self._options = options
         self._model = model
-        self._made: list[tuple[Sequence[Pass], Program]] = [([], self._captured)]
+        self._made: list[tuple[Sequence[Pass], Program]] = [([], self.captured)]
         self._with_layers = cache(self._with_few)
 
     def program(self, strategy: Strategy) -> Program:
@@ -144,7 +145,7 @@ class Variants:
 
     def _with_few(self, layers: int) -> "tuple[Shorter, Variants] | None":
         # A plan may name a layer.
-        less = None if self._options.tensor_plan else _fewer_layers(self._captured, layers)
+        less = None if self._options.tensor_plan else _fewer_layers(self.captured, layers)
         return None if less is None else (less, Variants(less.program, self._options, self._model))
 
 

@@ -233,6 +233,8 @@ def _copied(products: Sequence[Product], free: int, memory_s: float, there: int)
         return -products[number].unit_s / min(placed[number], products[number].most), number
 
     slowest = [entry(number) for number in range(len(products))]
+    if -min(slowest)[0] <= memory_s:
+        return -min(slowest)[0], there - free
     heapify(slowest)
     while -slowest[0][0] > memory_s:
         number = slowest[0][1]

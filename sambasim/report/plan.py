@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from rich.console import RenderableType
 from rich.text import Text
 
-from sambasim.report.tables import csv_text, json_line, labelled, table
+from sambasim.report.tables import Table, csv_text, json_line, labelled, table
+from sambasim.simulation.planning.purchase import Training, fewest
 from sambasim.simulation.planning.search import Goal, Plan, value_of
 from sambasim.simulation.planning.strategy import Priced, Terms
 from sambasim.simulation.sync import Wire
@@ -43,6 +44,8 @@ def plan_report(plan: Plan, *, explain: bool) -> Iterator[RenderableType]:
     if not plan.best:
         yield Text(f"no strategy fits; the closest: {closest(plan)}")
         return
+    if plan.trainings:
+        yield trainings_table(plan)
     title = f"The best {len(plan.best)}, {_BEST_FOR[plan.goal].replace('RDU', plan.device)} first"
     numbers = (
         "step_s, samples/s, rdu_bytes:memory, host_share:host, bubble_share:bubble, sync_share:sync,"
@@ -72,9 +75,66 @@ def verdict(plan: Plan) -> list[tuple[str, str]]:
     links = f"{each}, linked directly" if nodes == 1 else f"{each} each; links between nodes are slower"
     rows.append(("nodes", f"{counted(nodes, 'node')}, {links}"))
     if plan.best:
-        rows.append(("best", headline(plan)))
+        rows += [*_training(plan), ("best", headline(plan))]
         rows += [*(_fewer(plan) if plan.goal is Goal.THROUGHPUT else ()), *_as_good(plan), *_host(plan)]
     return rows
+
+
+def _training(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What is trained, and the fewest RDUs on which it ends in time."""
+    if not plan.trainings:
+        return
+    wanted, found = plan.trainings[0].wanted, fewest(plan.trainings)
+    of_each = (
+        "" if wanted.tokens is None else f" of {wanted.tokens:,} tokens, {wanted.samples * wanted.tokens:.4g} in all"
+    )
+    yield "training", f"{wanted.samples:,} samples{of_each}"
+    if wanted.days is None:
+        return
+    limit = f"{wanted.days:g} days"
+    if found is not None:
+        cost = "" if found.cost is None else f", at a cost of {found.cost:,.0f}"
+        nodes = counted(-(-found.priced.rdus // plan.space.rdus_per_node), "node")
+        takes = f"{found.days:.3g} days, {found.rdu_hours:,.0f} RDU-hours{cost}"
+        yield f"within {limit}", f"{counted(found.priced.rdus, 'RDU')} on {nodes}: {takes}, by {found.priced.strategy}"
+        return
+    fastest = min(plan.trainings, key=lambda each: each.predicted_s)
+    why = f"none of up to {plan.space.rdus} RDUs: the fastest takes {fastest.days:.3g} days on {fastest.priced.rdus}"
+    yield f"within {limit}", f"{why}. More --nodes, a larger --global-batch, or {fastest.days * 1.001:.3g} days"
+
+
+def trainings_table(plan: Plan) -> Table:
+    """One row for each number of RDUs."""
+    rows = [
+        {
+            **_of_training(plan, each),
+            "strategy": str(each.priced.strategy),
+            "days": f"{each.days:.3g}",
+            "rdu_hours": f"{each.rdu_hours:,.0f}",
+            "cost": "" if each.cost is None else f"{each.cost:,.0f}",
+            "in_time": "yes" if each.is_in_time else "no",
+        }
+        for each in plan.trainings
+    ]
+    wanted = plan.trainings[0].wanted
+    columns = "nodes, steps, step_s, days, rdu_hours:RDU-hours"
+    columns += ", cost" * (wanted.price is not None) + ", in_time:in time" * (wanted.days is not None)
+    return table("Training by the number of RDUs", rows, "rdus:RDUs, strategy", columns)
+
+
+def _of_training(plan: Plan, training: Training) -> dict[str, object]:
+    priced = training.priced
+    return {
+        "rdus": priced.rdus,
+        "nodes": -(-priced.rdus // plan.space.rdus_per_node),
+        "steps": training.steps,
+        "step_s": priced.step_s,
+        "predicted_s": training.predicted_s,
+        "days": training.days,
+        "rdu_hours": training.rdu_hours,
+        "cost": training.cost,
+        "in_time": training.is_in_time,
+    }
 
 
 def _fits_one(plan: Plan) -> str:
@@ -214,4 +274,7 @@ def plan_json(plan: Plan) -> str:
     asked |= {"goal": plan.goal.value, "verdict": dict(verdict(plan))}
     found = {name: list(map(record_of, getattr(plan, name))) for name in ("best", "frontier")}
     counts = {"priced": len(plan.everything), "impossible": len(plan.refused)}
+    if plan.trainings:
+        asked["training"] = asdict(plan.trainings[0].wanted)
+        found["trainings"] = [{**_of_training(plan, each), **record_of(each.priced)} for each in plan.trainings]
     return json_line({**asked, **found, **counts, "note": plan.note or BASIS})

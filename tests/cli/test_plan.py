@@ -65,6 +65,47 @@ def test_the_csv_has_every_strategy_with_memory_by_part_and_those_that_fit_are_c
     assert all(row["problem"] for row in impossible)
 
 
+def test_a_training_is_priced_on_each_number_of_rdus() -> None:
+    only = each("--only", ["zero=1", "recompute=none", "tensor=none", "stages=1", "tiles=8"])
+    asked = ["--tokens", "1e6", "--days", "1", "--price", "24/node-hour"]
+    found = json.loads(printed(*PLAN, *only, *asked, "--json"))
+    assert found["training"] == {"samples": 62_500, "tokens": 16, "days": 1.0, "price": 3.0}
+    assert [row["rdus"] for row in found["trainings"]] == [1, 2, 4, 8]
+    for row in found["trainings"]:
+        assert row["compiled"]
+        assert row["steps"] == 3907  # 62,500 samples in batches of 16
+        assert row["predicted_s"] == 3907 * row["predicted_step_s"] == pytest.approx(86_400 * row["days"])
+        assert row["cost"] == 3.0 * row["rdu_hours"] == pytest.approx(row["rdus"] * row["predicted_s"] / 1200)
+        assert row["in_time"]
+    assert found["verdict"]["within 1 days"].startswith("1 RDU on 1 node: ")
+    text = printed(*PLAN, *only, "--samples", "1e9", "--days", "0.5")
+    assert "Training by the number of RDUs" in text
+    assert "none of up to 8 RDUs: the fastest takes" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "what", "remedy"),
+    [
+        (["--days", "3"], "--days is of a training whose length is not given", "--tokens, --samples or --epochs"),
+        (["--tokens", "1e9", "--samples", "5"], "--tokens and --samples both say", "leave out --samples"),
+        (["--samples", "5", "--price", "cheap"], "--price cheap: it is a number of an RDU-hour", "3.2/rdu-hour"),
+        (["--samples", "5", "--price", "3/day"], "--price 3/day: it is a number of an RDU-hour", "3.2/rdu-hour"),
+        (["--epochs", "2", "--here"], "--epochs is for devices, and --here", "leave out --here"),
+    ],
+)
+def test_a_training_that_cannot_be_priced_is_refused(flags: list[str], what: str, remedy: str) -> None:
+    error = refused(*PLAN, *flags, kind=OptionError)
+    assert what in error.what
+    assert remedy in str(error.remedy)
+
+
+def test_epochs_are_counted_by_the_data_and_tokens_only_in_sequences() -> None:
+    digits = ["plan", str(ROOT / "configs" / "digits.toml"), "--only", "tiles=8", "--only", "recompute=none"]
+    found = json.loads(printed(*digits, "--epochs", "2", "--json"))
+    assert found["training"]["samples"] == 2 * 1437
+    assert "takes no sequences of integers" in refused(*digits, "--tokens", "1e6", kind=OptionError).what
+
+
 def test_json_has_the_best_and_the_frontier_and_a_deepspeed_config_says_what_it_cannot(tmp_path: Path) -> None:
     only = each("--only", ["stages=2", "recompute=none"])
     result = invoked(*PLAN, *only, "--json", "--emit", str(tmp_path / "ds.json"))

@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from heapq import nsmallest
 
 from sambasim.costs.cut import Level
@@ -11,9 +12,11 @@ from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
+from sambasim.simulation.memory import Memory
 from sambasim.simulation.planning.estimate import Estimator
 from sambasim.simulation.planning.one_rank import ByDtype
-from sambasim.simulation.planning.strategy import Priced, Space, Strategy, price
+from sambasim.simulation.planning.purchase import Training, Wanted
+from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, price, shortage
 
 
 class Goal(StrEnum):
@@ -28,7 +31,7 @@ class Goal(StrEnum):
 class Plan:
     """`best`: the best strategy of each shape of the mesh, compiled and priced, best first; `others`: mostly estimates;
     `refused`: why the others are impossible; `mean_error`: of predictions, published or here; `largest_layer_bytes`: of
-    a module, with gradients and states."""
+    a module, with gradients and states; `trainings`: of the fastest on each number of RDUs, fewest first."""
 
     name: str
     hardware: str
@@ -41,6 +44,7 @@ class Plan:
     device: str = "RDU"
     note: str = ""
     largest_layer_bytes: int | None = None
+    trainings: tuple[Training, ...] = ()
 
     @property
     def everything(self) -> tuple[Priced, ...]:
@@ -60,40 +64,64 @@ class Planner:
     """`programs` compiles the model for a strategy, for `device` and with sections of `level`."""
 
     def __init__(self, programs: ByDtype, device: DeviceSpec, cluster: ClusterSpec, level: Level) -> None:
-        self._programs, self._device, self._cluster, self._level = programs, device, cluster, level
+        self._device, self._cluster, self._level = device, cluster, level
+        self._error_of: dict[Hashable, tuple[float, float]] = {}
+        """Of estimates, in time and in memory, by family."""
+        self._program = lru_cache(maxsize=32)(lambda strategy: programs(strategy.dtype).program(strategy))
         self.estimator = Estimator(programs, device, cluster)
 
     def plan(
-        self, name: str, space: Space, goal: Goal, count: int = 10, on_phase: Callable[[str], None] = lambda phase: None
+        self,
+        name: str,
+        space: Space,
+        goal: Goal,
+        count: int = 10,
+        on_phase: Callable[[str], None] = lambda phase: None,
+        wanted: Wanted | None = None,
     ) -> Plan:
-        """Estimate all strategies of `space`, then compile and price the best ones of `count` shapes of the mesh."""
+        """Estimate all strategies of `space`, then compile and price the best ones of `count` shapes of the mesh; or,
+        of the training that is `wanted`, the fastest one of each number of RDUs."""
         on_phase("estimate all strategies")
         found = {strategy: self.estimator.estimate(strategy) for strategy in space.strategies()}
         estimated = [each for each in found.values() if isinstance(each, Priced)]
         refused = {strategy: each for strategy, each in found.items() if isinstance(each, str)}
         on_phase("compile and price the best")
-        best, priced = self._best(estimated, goal, count)
+        of_rdus: defaultdict[int, list[Priced]] = defaultdict(list)
+        for candidate in estimated if wanted is not None else ():
+            if candidate.problem is None:
+                of_rdus[candidate.rdus].append(candidate)
+        trainings: list[Training] = []
+        if wanted is not None and of_rdus:
+            searched = [self._best(of_rdus[rdus], Goal.THROUGHPUT, 1) for rdus in sorted(of_rdus)]
+            trainings = [Training(each, wanted) for best, _ in searched for each in best]
+            best = sorted((each.priced for each in trainings), key=lambda candidate: order(candidate, goal))
+            priced = [each for _, others in searched for each in others]
+        else:
+            best, priced = self._best(estimated, goal, count)
         known = {candidate.strategy for candidate in (*best, *priced)}
-        others = (*priced, *(candidate for candidate in estimated if candidate.strategy not in known))
+        others = (*priced, *(self._calibrated(each) for each in estimated if each.strategy not in known))
         hardware = f"{space.rdus} {self._device.name} of {self._cluster.name}"
         error = load_calibration().fit.left_out_mean
         largest = self.estimator.ranks.largest_layer_bytes(space.dtypes[0])
-        return Plan(name, hardware, space, goal, tuple(best), others, refused, error, largest_layer_bytes=largest)
+        made = (tuple(best), others, refused, error)
+        return Plan(name, hardware, space, goal, *made, largest_layer_bytes=largest, trainings=tuple(trainings))
 
     def _best(self, estimated: Sequence[Priced], goal: Goal, count: int) -> tuple[list[Priced], list[Priced]]:
         """The best of each shape, and what else was priced: the best by estimate is priced, and corrects the others."""
 
         def corrected(candidate: Priced) -> tuple[float, ...]:
-            return order(candidate, goal, error_of.get(family(candidate), (1.0, 1.0)))
+            return order(candidate, goal, self._error_of.get(family(candidate.strategy), (1.0, 1.0)))
+
+        def group(candidate: Priced) -> Hashable:
+            return candidate.strategy.shape, family(candidate.strategy)
 
         fitting = [candidate for candidate in estimated if candidate.problem is None]
         if not fitting:
             fitting = nsmallest(16, estimated, lambda each: each.fullest.total_bytes / each.capacity_bytes)
-        left: defaultdict[Hashable, list[Priced]] = defaultdict(list)  # by family, the best one last
+        left: defaultdict[Hashable, list[Priced]] = defaultdict(list)  # the best one last
         for candidate in sorted(fitting, key=lambda candidate: order(candidate, goal), reverse=True):
-            left[family(candidate)].append(candidate)
-        error_of: dict[Hashable, tuple[float, float]] = {}
-        waiting = [of_family.pop() for of_family in left.values()]
+            left[group(candidate)].append(candidate)
+        waiting = [of_group.pop() for of_group in left.values()]
         best: dict[Hashable, Priced] = {}
         others: list[Priced] = []
         while waiting and len(best) < count:
@@ -107,15 +135,22 @@ class Planner:
                 exact = self.exact(candidate.strategy)
                 if exact.problem is None:
                     memory_error = exact.fullest.total_bytes / candidate.fullest.total_bytes
-                    error_of[family(candidate)] = exact.step_s / candidate.step_s, memory_error
+                    self._error_of[family(candidate.strategy)] = exact.step_s / candidate.step_s, memory_error
                     waiting.append(exact)
                 else:
                     others.append(exact)
-                waiting += left[family(candidate)][-1:]
-                del left[family(candidate)][-1:]
+                waiting += left[group(candidate)][-1:]
+                del left[group(candidate)][-1:]
         in_order = sorted(best.values(), key=lambda candidate: order(candidate, goal))
         others += (candidate for candidate in waiting if candidate.is_exact)
         return in_order, sorted(others, key=lambda candidate: order(candidate, goal))
+
+    def _calibrated(self, estimated: Priced) -> Priced:
+        """Times as wrong as where one of its family was compiled, and memory."""
+        of_time, of_memory = self._error_of.get(family(estimated.strategy), (1.0, 1.0))
+        terms = Terms(*(seconds * of_time for seconds in astuple(estimated.terms)))
+        memory = tuple(Memory(*(round(part * of_memory) for part in astuple(rank))) for rank in estimated.memory)
+        return replace(estimated, terms=terms, memory=memory, problem=shortage(memory, estimated.capacity_bytes))
 
     def with_priced_frontier(self, plan: Plan) -> Plan:
         """`plan`, in which the strategies that estimates do not beat are compiled and priced too, at most 32."""
@@ -133,7 +168,7 @@ class Planner:
         estimator = self.estimator
         placement = place(strategy.ranks, self._device, strategy.tiles, self._cluster)
         try:
-            program = self._programs(strategy.dtype).program(strategy)
+            program = self._program(strategy.compiled_as)
             return price(strategy, program, self._level, estimator.ranks.budget(strategy.tiles), placement)
         except (OptionError, MachineError) as error:
             found = estimator.estimate(strategy)
@@ -151,9 +186,9 @@ def _unbeaten(strategies: Sequence[Priced]) -> list[Priced]:
     return found
 
 
-def family(candidate: Priced) -> Hashable:
-    """Of estimates that are about equally wrong."""
-    return candidate.strategy.shape, candidate.strategy.recompute
+def family(strategy: Strategy) -> Hashable:
+    """Of strategies whose estimates are about equally wrong."""
+    return strategy.stages, strategy.tensor, strategy.chips, strategy.tiles, strategy.recompute
 
 
 def value_of(candidate: Priced, goal: Goal) -> float:

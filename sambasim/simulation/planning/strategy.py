@@ -88,6 +88,12 @@ class Strategy:
         return self.copies * self.samples * self.passes
 
     @property
+    def compiled_as(self) -> "Strategy":
+        """One with the same program, whatever the numbers of replicas and of accumulation steps are."""
+        passes = self.passes if self.stages > 1 else 1
+        return replace(self, replicas=min(self.replicas, 2), passes=passes)
+
+    @property
     def chunks(self) -> int:
         return 2 if self.schedule.startswith("interleaved") and self.stages > 1 else 1
 
