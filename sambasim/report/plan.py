@@ -166,10 +166,10 @@ def _fewer(plan: Plan) -> Iterator[tuple[str, str]]:
         takes = f"on all, {other.strategy} takes {on_all_s}, with {more_s} more for {TERMS[term]}"
         yield f"fewer {plan.device}s", f"{best.rdus} of {plan.space.rdus}: {takes}"
     of_best = enumerate(plan.best, 1)
-    on_half = [(_at_worst_s(priced), number) for number, priced in of_best if 2 * priced.rdus <= best.rdus]
+    on_half = [(priced.in_turns_s, number) for number, priced in of_best if 2 * priced.rdus <= best.rdus]
     if on_half:
         seconds, number = min(on_half)
-        half, slower = plan.best[number - 1], seconds / _at_worst_s(best) - 1
+        half, slower = plan.best[number - 1], seconds / best.in_turns_s - 1
         shares = ", if replicas of one take turns at the host" if max(half.sharing, best.sharing) > 1 else ""
         more = f"{abs(slower):.0%} {'slower' if slower >= 0 else 'faster'}"
         yield f"half the {plan.device}s", f"{number} is {more}, with {half.rdus} of {best.rdus}{shares}"
@@ -194,16 +194,9 @@ def _host(plan: Plan) -> Iterator[tuple[str, str]]:
         helps = "`sambasim simulate` says what would help, such as a model that returns only its loss"
         yield "host", f"{share:.0%} of the best step is {what}. {helps}"
     if best.sharing > 1:
-        at_worst_s = list(map(_at_worst_s, plan.best))
-        first = min(range(len(at_worst_s)), key=lambda at: at_worst_s[at])
-        other = "" if first == 0 else f"; then {first + 1} is the best, with {format_seconds(at_worst_s[first])}"
         shared = f"{best.sharing} replicas share an RDU and its link to the host. Predictions do not wait for it"
-        yield "tiles", f"{shared}: if they take turns, a step is {format_seconds(at_worst_s[0])} at worst{other}"
-
-
-def _at_worst_s(priced: Priced) -> float:
-    """The step, if the replicas of an RDU take turns at its link to the host."""
-    return priced.step_s + (priced.sharing - 1) * priced.terms.host_s
+        at_worst = f"a step is {format_seconds(best.in_turns_s)} at worst, by which it is ranked"
+        yield "tiles", f"{shared}: if they take turns, {at_worst}"
 
 
 def closest(plan: Plan) -> str:

@@ -195,13 +195,13 @@ def value_of(candidate: Priced, goal: Goal) -> float:
     """What `goal` wants least of."""
     if goal is Goal.MEMORY:
         return candidate.rdu_bytes
-    return candidate.step_s * candidate.rdus if goal is Goal.COST else candidate.step_s
+    return candidate.in_turns_s * candidate.rdus if goal is Goal.COST else candidate.in_turns_s
 
 
 def order(candidate: Priced, goal: Goal, error: tuple[float, float] = (1.0, 1.0)) -> tuple[float, ...]:
     """Less is better; of strategies equal to four digits, the plainer one. `error`: factors of time and memory."""
     of_time, of_memory = (1.0, 1.0) if candidate.is_exact else error
-    strategy, step_s = candidate.strategy, candidate.step_s * of_time
+    strategy, step_s = candidate.strategy, candidate.in_turns_s * of_time
     about = float(f"{value_of(candidate, goal) * (of_memory if goal is Goal.MEMORY else of_time):.3e}")
     changes = strategy.recompute != "none", strategy.stages, strategy.chips, abs(strategy.zero - 1), strategy.passes
     return about, *changes, step_s

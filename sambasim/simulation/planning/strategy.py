@@ -229,6 +229,11 @@ class Priced:
         return -(-self.strategy.ranks // self.rdus)
 
     @property
+    def in_turns_s(self) -> float:
+        """The step, if the replicas of an RDU take turns at its link to the host. By it strategies are ranked."""
+        return self.step_s + (self.sharing - 1) * self.terms.host_s
+
+    @property
     def rdu_bytes(self) -> int:
         """Of the fullest RDU."""
         return self.fullest.total_bytes * self.sharing
