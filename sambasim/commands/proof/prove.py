@@ -91,7 +91,7 @@ def prove(
     """Compare the PEF at `path` with the model of `live`, which is changed: call it in a child. `source`: the data,
     where there is some; `steps`: by default those of `steps_of`; `on_doing`: see Eager; `with_own_weights`: whether the
     model must have those of the PEF already. Raises CaptureError for a difference."""
-    keep_freed_memory()
+    keep_freed_memory(of_any_size=True)
     own_memory(live.model)
     stored = stored_in(STORED[options.dtype], live.model)
     with repeatable(1), as_written(), buffers_of_plain_tensors(live.model), stored, ExitStack() as stack:

@@ -216,17 +216,19 @@ def outside_address(host_name: str) -> tuple[str, str]:
         return (address := str(probe.getsockname()[0])), address
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt(3)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # mallopt(3)
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # the maximum of glibc
 _NEVER = 2**31 - 1
 _PR_SET_THP_DISABLE = 41  # of prctl(2)
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory in this process, so that pages are not faulted in again in every step."""
+def keep_freed_memory(*, of_any_size: bool = False) -> None:
+    """Let glibc keep freed memory in this process, so that pages are not faulted in again in every step. With that
+    `of_any_size`, training GPT-2 small holds a quarter more."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        mallopt(_M_MMAP_MAX, 0)
+        mallopt(*((_M_MMAP_MAX, 0) if of_any_size else (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)))
 
 
 def peak_memory_bytes() -> int:
