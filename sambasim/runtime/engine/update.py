@@ -119,7 +119,7 @@ class Update:
         exchange = Instruction(node, end.finish, (), 1, (self._shared,), stores=(), communication=communication)
         self._end = Unit((), (exchange,), len(graph.nodes))
         self._initial = registers.initial
-        self._codes: dict[tuple[bool, bool], Code] = {}
+        self._codes: dict[bool, Code] = {}  # by whether it applies, for the observer
         communications = (instruction.communication for unit in self._units for instruction in unit.instructions)
         self._overlapped = [overlapped for overlapped in communications if isinstance(overlapped, WindowReduce)]
         self.overlapping = self._overlapped if overlaps else []
@@ -127,6 +127,7 @@ class Update:
 
     def observe(self, observer: StepObserver | None) -> None:
         self._detailed = observer if observer is not None and observer.detailed else None
+        self._codes.clear()
         report_spans(self, observer, self._transport.rank)
         self._transport.observe(observer)
 
@@ -156,12 +157,11 @@ class Update:
             hidden_s += overlapped.hidden_s
             if overlapped.waited_in_pass_s:
                 self._waited_in_passes_s[DATA_PARALLEL] += overlapped.waited_in_pass_s
-        key = applies, detailed is not None
-        if key not in self._codes:
+        if (code := self._codes.get(applies)) is None:
             units = [*self._units, self._end] if applies else [self._end]
-            self._codes[key] = generate(units, self._waited_s, reports=key[1])
+            code = self._codes[applies] = generate(units, self._waited_s, reports=detailed is not None)
         live = self._initial.copy()
-        yield from self._codes[key].run(live, self._ended)
+        yield from code.run(live, self._ended)
         norm = None if self._norm is None else live[self._norm]
         if settles or detailed is not None:
             transport.sync.settle()

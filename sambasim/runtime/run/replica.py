@@ -147,12 +147,13 @@ class Shard:
     def next_batch(self) -> Mapping[str, Tensor]:
         """The next batch of this epoch. Raises DataError if the data does not fit the graph or cannot be read."""
         self._batches += 1
+        if self._all_fit:
+            values: Any = next(self._iterator)
+            return {name: values[at] for at, name in enumerate(self._names)}  # zip takes twice as long
         if self._dealt is not None:
             batch, self.state = self._ahead.pop(0)
         else:
             batch = self._ahead.pop(0) if self._several else next(self._iterator)
-        if self._tensors is not None and self._all_fit:
-            return {name: batch[at] for at, name in enumerate(self._names)}  # zip takes twice as long
         tensors = batches.bind(batch, self._names)
         if self.dropped is None:
             named = dict(batches.values_of(batch)) if isinstance(batch, Mapping) else {}
@@ -161,7 +162,7 @@ class Shard:
             tensors = self.shapes.padded(tensors, self.graph)
         checked = batches.check(tensors, self.shapes.inputs[self.graph], self.batch_size)
         # All batches of plain tensors have the same types: if one passes unchanged, all do.
-        self._all_fit = not self._several and all(checked[name] is tensors[name] for name in self._names)
+        self._all_fit = self._tensors is not None and all(checked[name] is tensors[name] for name in self._names)
         return checked
 
     def samples_of_last_batch(self) -> Sequence[int]:
@@ -290,7 +291,9 @@ class Replica:
                 overlapping=overlapping,
             )
             for of_batch in outputs:
-                last = [float(of_batch[name]) if name in of_batch else math.nan for name in self._told]
+                last = []
+                for name in self._told:  # a comprehension takes 0.3 µs more
+                    last.append(float(of_batch[name]) if name in of_batch else math.nan)
                 totals = [total + of_last for total, of_last in zip(totals, last, strict=True)] if totals else last
                 if self._count in of_batch:
                     counted += float(of_batch[self._count])
@@ -309,8 +312,8 @@ class Replica:
             self.optimizers.divide_by(mean_count)
             losses = [*(loss / mean_count for loss in losses[:1]), *losses[1:]]
         if self._guarded is None:
-            updated = (yield from self._update.run(losses, ask() + ends, settles=False)).after(earlier)
-            return self._averaged(updated) if self._averages else updated
+            updated = yield from self._update.run(losses, ask() + ends, settles=False)
+            return self._averaged(updated.after(earlier)) if self._averages or earlier else updated
         # The losses are exchanged before any gradient is reduced.
         exchanged = yield from self._update.run(losses, ask() + ends, applies=False)
         if not all(map(math.isfinite, exchanged.losses)):

@@ -40,8 +40,9 @@ class NodeFlags:
     is logged beside it: of `numbers` in all."""
 
     def __init__(self, communicator: Communicator, numbers: int = 1) -> None:
-        self._of_slot = 1 + numbers
-        parts, self._sync = communicator.allocate_shared(_PAGE_BYTES + align(16 * self._of_slot, _PAGE_BYTES))
+        parts, self._sync = communicator.allocate_shared(_PAGE_BYTES + align(16 * (1 + numbers), _PAGE_BYTES))
+        requests = (_NUMBERS_AT, _NUMBERS_AT + 1 + numbers)
+        self._slots = [(request, range(request + 1, request + 1 + numbers)) for request in requests]
         rank = communicator.local_rank
         # Plain Python integers, read in tens of nanoseconds.
         words = [part.data.cast("q") for part in parts]
@@ -99,8 +100,7 @@ class NodeFlags:
 
     def put(self, slot: int, losses: Sequence[float], request: int) -> None:
         """Store the loss and a request in `slot`, 0 or 1; the next published counter makes them visible."""
-        at = _NUMBERS_AT + self._of_slot * slot
-        own = self._own_floats
+        at, own = self._slots[slot][0], self._own_floats
         own[at] = request
         for loss in losses:
             at += 1
@@ -108,9 +108,8 @@ class NodeFlags:
 
     def numbers(self, slot: int) -> tuple[Sequence[float], int]:
         """The contents of `slot` of all ranks of the node: the losses by local rank, and the largest request."""
-        at = _NUMBERS_AT + self._of_slot * slot
-        places, largest = range(at + 1, at + self._of_slot), 0.0
         losses: list[float] = []
+        largest, (at, places) = 0.0, self._slots[slot]
         for floats in self._floats:
             for place in places:
                 losses.append(floats[place])

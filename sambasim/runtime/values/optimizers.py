@@ -104,12 +104,16 @@ class Optimizers:
         self._scales_gradients = is_clipped(program) or program.count is not None
 
     def begin(self, step: int, rate: float, loss_scale: float = 1.0) -> None:
+        begun = self.begun
         for index, scalars in enumerate(self._scalars):
-            if scalars.kept:
-                self.begun.setdefault(index, step)
-            elif self.begun.get(index) == step:  # it begins again, with other hyperparameters
-                del self.begun[index]
-            scalars.begin(step, rate, self.begun.get(index, 0))
+            first = begun.get(index)
+            if first is None:
+                if scalars.kept:
+                    first = begun[index] = step
+            elif first == step and not scalars.kept:  # it begins again, with other hyperparameters
+                first = None
+                del begun[index]
+            scalars.begin(step, rate, first)
         self.loss_scale = loss_scale
         self.weight_in_average = weight_in_average(step, self._ema) if self._ema else None
 

@@ -61,7 +61,8 @@ class Scalars:
         """By what updates multiply gradients: that of clipping over the count and, with master weights, the scale."""
         self.skips = False
         """Whether gradients have overflowed: updates of master weights, which such programs have, then do nothing."""
-        self._last_given: tuple[Hyperparameters, float, bool] | None = None
+        self.given: tuple[Hyperparameters, float, bool] | None = None
+        """From which `keywords` follow: another object where they have changed."""
 
     def change(self, hyperparameters: Hyperparameters) -> None:
         self.hyperparameters = hyperparameters
@@ -69,18 +70,18 @@ class Scalars:
         """The states that updates use."""
         self._taken = self.entry.taken(hyperparameters)
 
-    def begin(self, step: int, rate: float, first: int = 1) -> None:
+    def begin(self, step: int, rate: float, first: int | None = 1) -> None:
         """Begin step `step` (from 1); `rate` multiplies the learning rate. `first`: the one that begins the states."""
-        given, before, is_first = self.hyperparameters, self._last_given, step == first
         self.step = step
+        given = self.hyperparameters, rate, step == first
         for name, number in self.numbers.items():
-            number.fill_(_NUMBERS[self._of_step[name]](step, given))
-        if before is None or before[0] is not given or before[1:] != (rate, is_first):
-            self._last_given = (given, rate, is_first)
+            number.fill_(_NUMBERS[self._of_step[name]](step, self.hyperparameters))
+        if given != self.given:
+            self.given = given
             self.keywords.clear()
-            self.keywords.update(self._taken, lr=float(given["lr"]) * rate)
+            self.keywords.update(self._taken, lr=float(self.hyperparameters["lr"]) * rate)
             if isinstance(self.entry.update, Fused) and self.entry.update.asks_for_first:
-                self.keywords["is_first_step"] = is_first
+                self.keywords["is_first_step"] = step == first
         if not self._is_fused:
             self.keywords[STEP] = float(step)
 
@@ -191,18 +192,18 @@ def _fused(
     else:
         name = update.function.rpartition(".")[2]
         function = partial(getattr(import_module(update.function), name), foreach=False)
-    numbers, keywords = scalars.numbers, scalars.keywords
-    operands: list[list[Tensor]] = []
-    kept: tuple[str, ...] | None = None  # for which they are
+    call = function
+    given: object = None  # which it takes
 
     def step() -> None:
-        nonlocal operands, kept
-        if kept is not scalars.kept or not is_kernel:  # one that is not changes the numbers
-            kept = scalars.kept
+        nonlocal call, given
+        if given is not scalars.given or not is_kernel:  # one that is not changes the numbers
+            given = scalars.given
             # A kernel writes also states that it does not read.
-            operands = [[own[name] for own in states] if name in kept else [] for name in scalars.entry.states]
-            operands += [[n if is_kernel else n.clone() for _ in states] for n in numbers.values()]
-        function(parameters, gradients, *operands, **keywords)
+            operands = [[own[name] for own in states] if name in scalars.kept else [] for name in scalars.entry.states]
+            operands += [[n if is_kernel else n.clone() for _ in states] for n in scalars.numbers.values()]
+            call = partial(function, parameters, gradients, *operands, **scalars.keywords)
+        call()
 
     return step
 
