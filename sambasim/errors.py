@@ -15,7 +15,6 @@ its title, and control characters are escaped.
 """
 
 import copyreg
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -71,6 +70,8 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def say_json(line: str, file: TextIO | None = None) -> None:
     """As `say`, in the escapes of JSON, for one line or several."""
+    import json  # which most commands do not need
+
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in line), file=file, flush=True)
 
 

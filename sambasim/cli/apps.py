@@ -184,7 +184,7 @@ _USED = {*_TASK_COUNTS, "output", "error", "chdir", "export", "job-name", "wrap"
 
 @click.command("env")
 def env_command() -> None:
-    """Print shell commands (sh, bash, zsh) with which launch scripts for the hardware work unchanged.
+    """Print shell commands with which launch scripts for the hardware work unchanged.
 
     They set PATH and PYTHONPATH: `import sambaflow` then imports sambasim, and srun, sbatch, snfadm and sntilestat run
     replacements of sambasim unless they are installed.

@@ -78,7 +78,7 @@ _CHECK = "Steps of that comparison.  [default: as by compile]"
 @click.option("--against", metavar="MODEL", help=_AGAINST)
 @click.option("--check", type=click.IntRange(1), metavar="N", help=_CHECK)
 def verify_command(pef: str, output_folder: Path, against: str | None, check: int | None) -> None:
-    """Check the format of a PEF, and every byte of its weights; with --against, that it computes what a model does.
+    """Check the format of a PEF and every byte of its weights, or that it computes what a model does.
 
     PEF is a path, or NAME for OUT/NAME/NAME.pef. The exit code is 0 if the PEF is valid, and 3 if it breaks a rule of
     the format. One rule needs torch, and is checked by `run`: that operators accept the arguments in the graph.

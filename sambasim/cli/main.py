@@ -14,16 +14,41 @@ import click
 from sambasim.errors import OptionError, UserError, exit_code, say
 from sambasim.terminal.output import report_error, set_up_streams
 
-_PANELS: Mapping[str, Mapping[str, str]] = {
-    "Compile and run": {"compile": "train", "run": "train", "app": "apps", "env": "apps", "demo": "train"},
-    "Inspect results": dict.fromkeys(("inspect", "verify", "compare", "report"), "inspect"),
-    "Predict": dict.fromkeys(("plan", "simulate", "devices", "tilestat", "estimate-memory", "validate"), "predict"),
-    "This machine": {"doctor": "machine", "bench": "machine"},
+_PANELS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Compile and run": {
+        "compile": ("train", "Compile a PyTorch model into a PEF."),
+        "run": ("train", "Train the model of a PEF with as many replicas as mpirun starts, or predict with it."),
+        "app": ("apps", "Run a SambaFlow app unchanged: sambasim stands in for the package sambaflow."),
+        "env": ("apps", "Print shell commands with which launch scripts for the hardware work unchanged."),
+        "demo": ("train", "Compile the quick start, train it with both kinds of sync, and compare the two."),
+    },
+    "Inspect results": {
+        "inspect": ("inspect", "Show what is in a PEF: sections, operators, symbols, sizes, options."),
+        "verify": (
+            "inspect",
+            "Check the format of a PEF and every byte of its weights, or that it computes what a model does.",
+        ),
+        "compare": ("inspect", "Find the first difference between two runs, PEFs, checkpoints or weights."),
+        "report": ("inspect", "Write one HTML page, or tables, about a PEF, a model or a run."),
+    },
+    "Predict": {
+        "plan": ("predict", "Choose how to train a model on many RDUs: parallelism, ZeRO, recomputation and tiles."),
+        "simulate": ("predict", "Predict a training step on a device: its time, its limits, its scaling."),
+        "devices": ("predict", "List devices and clusters, and where replicas, or the ranks of a PEF, are on RDUs."),
+        "tilestat": ("predict", "Predict how busy each tile is, in the columns of sntilestat."),
+        "estimate-memory": ("predict", "Estimate the memory of one rank of a training step, by part."),
+        "validate": ("predict", "Compare predictions with published measurements."),
+    },
+    "This machine": {
+        "doctor": ("machine", "Check MPI, torch, cores, shared memory and compiler."),
+        "bench": ("machine", "Measure gradient sync on this machine, or between hosts."),
+    },
 }
-"""By heading of `--help` and name: the module of the command."""
+"""By heading of `--help` and name: the module of the command, whose import takes time, and the first sentence of its
+help."""
 
-_COMMANDS = {name: module for panel in _PANELS.values() for name, module in panel.items()}
-_MODULES = {**_COMMANDS, "stand-in": "apps"}
+_COMMANDS = {name: command for panel in _PANELS.values() for name, command in panel.items()}
+_MODULES = {**{name: module for name, (module, _) in _COMMANDS.items()}, "stand-in": "apps"}
 
 
 class _LazyGroup(click.Group):
@@ -39,8 +64,7 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, panel in _PANELS.items():
             with formatter.section(title):
-                commands = ((name, self.get_command(ctx, name)) for name in panel)
-                formatter.write_dl([(name, of.get_short_help_str(limit=120)) for name, of in commands if of])
+                formatter.write_dl([(name, text) for name, (_, text) in panel.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:

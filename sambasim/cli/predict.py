@@ -55,7 +55,7 @@ _EMIT = "Write the best one as a config for `sambasim compile`, or, as .json, fo
 def plan_command(
     explain: bool, all_file: Path | None, html_file: Path | None, emit: Path | None, as_json: bool, **asked: Any
 ) -> None:
-    """Choose how to train a model on many RDUs: data, pipeline and tensor parallelism, ZeRO, recomputation, tiles.
+    """Choose how to train a model on many RDUs: parallelism, ZeRO, recomputation and tiles.
 
     SUBJECT is a config (.toml), a model (file.py:Name) or a PEF of one rank. A model is captured on tensors without
     memory, so it can have any size. Every strategy that fills at most the cluster and gives the global batch is
@@ -205,7 +205,7 @@ def tilestat_command(as_json: bool, **asked: Any) -> None:
 @click.option("--replicas", type=REPLICAS, help="Number of replicas.  [default: as many as fit on one node]")
 @shared.as_json("Print one JSON line, in SI base units.")
 def devices_command(pef: str | None, as_json: bool, output_folder: Path, **asked: Any) -> None:
-    """List devices and clusters, and the placement of replicas on RDUs, or of the ranks of a PEF's replicas.
+    """List devices and clusters, and where replicas, or the ranks of a PEF, are on RDUs.
 
     Each figure has its source. If nobody published it, the source is "estimate", or how it was derived. A run with
     `--cluster` has the same placement, on one simulated node for each node of the MPI job.

@@ -3,7 +3,6 @@ demo` compiles the quick start, and trains it by both kinds of sync. Flags: `opt
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -231,6 +230,8 @@ def demo_command(context: click.Context, output_folder: Path, smoke: bool) -> No
 
 def _run(*command: str) -> None:
     """Raises MachineError if the command fails."""
+    import subprocess
+
     say(f"\n$ {shlex.join(command)}")
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     try:

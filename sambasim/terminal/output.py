@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import select
-import socket
 import sys
 import time
 import traceback
@@ -211,7 +210,7 @@ def report_error(error: BaseException, reporter: str | None = None, details: Seq
             launcher.end_job(exit_code(error))
             return
         time.sleep(launcher.wait_for_report_s)
-        reporter = f"rank {launcher.rank} on {socket.gethostname()}"
+        reporter = f"rank {launcher.rank} on {os.uname().nodename}"
     who = f" ({reporter})" if reporter else ""
     match error:
         case Interrupted():

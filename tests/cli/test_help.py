@@ -36,7 +36,9 @@ def help_of(*command: str) -> str:
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_every_command_is_listed_and_its_help_has_an_example(name: str) -> None:
-    assert _COMMANDS[name][1] in help_of()
+    _, text = _COMMANDS[name]
+    assert text in help_of()
+    assert text in help_of(name)
     subcommand = ["collectives"] if name == "bench" else []
     assert f"sambasim {name}" in help_of(name, *subcommand).split("Example")[1]
 
