@@ -58,7 +58,10 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _MODULES:
             return None
-        module = import_module(f"sambasim.cli.{_MODULES[cmd_name]}")
+        from sambasim.cli.shared import kept_imports
+
+        with kept_imports():
+            module = import_module(f"sambasim.cli.{_MODULES[cmd_name]}")
         return cast("click.Command", getattr(module, f"{cmd_name.replace('-', '_')}_command"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
