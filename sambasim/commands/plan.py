@@ -199,7 +199,7 @@ def _spaces(
         most = most if mpirun_here() is not None else 1
         batch = asked.global_batch or nodes * most * of_a_rank
         if nodes > 1:  # of which each has as many replicas
-            known = {"replicas": range(nodes, nodes * most + 1, nodes), "stages": (1,), "chips": (1,), "zero": (0, 1)}
+            known = {"replicas": range(nodes, nodes * most + 1, nodes), "stages": (1,), "chips": (1,), "zero": (1,)}
             of_nodes = {name: [value for value in only.get(name, of) if value in of] for name, of in known.items()}
             only = {**only, **of_nodes}
         spaces = [Space(nodes * count, most, batch, dtypes, only=only) for count in range(1, most + 1)]

@@ -4,7 +4,7 @@ the chip. A boundary tensor lives from the section that writes it to the last on
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 
 from sambasim.costs.work import Work
@@ -57,16 +57,44 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Off-chip bytes of one rank: what the program keeps, and boundary tensors of all passes that have begun."""
+class Memory:
+    """Bytes of one rank, by part."""
 
-    kept_bytes: int
+    parameters: int = 0
+    gradients: int = 0
+    states: int = 0
+    activations: int = 0
+    temporaries: int = 0
+    buffers: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(asdict(self).values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """By the names that all output has for them."""
+        return {"memory_bytes": self.total_bytes, **{f"{part}_bytes": size for part, size in asdict(self).items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Off-chip bytes of one rank; `activations` are boundary tensors of all passes that have begun."""
+
+    memory: Memory
     residency: Residency
-    between_bytes: int
 
     @property
     def size_bytes(self) -> int:
-        return self.kept_bytes + self.between_bytes
+        return self.memory.total_bytes
+
+    @property
+    def between_bytes(self) -> int:
+        return self.memory.activations
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.size_bytes - self.between_bytes
 
 
 def reside(work: Work, sections: Sequence[tuple[int, int]], excluded: frozenset[str] = frozenset()) -> Residency:

@@ -73,7 +73,7 @@ def flags_in(tables: Mapping[str, type[Any]], *, of_run: bool = False) -> dict[s
     """The flags in the fields of `tables`, by keyword; `of_run`: without what is compiled in."""
     settings = {}
     for table, fields in tables.items():
-        for name, hint in _hints(fields).items():
+        for name, hint in get_type_hints(fields, include_extras=True).items():
             flag = next((metadata for metadata in get_args(hint) if isinstance(metadata, Flag)), None)
             if flag is None or (of_run and flag.compiled_in):
                 continue
@@ -83,11 +83,6 @@ def flags_in(tables: Mapping[str, type[Any]], *, of_run: bool = False) -> dict[s
                 kind = next(part for part in get_args(kind) if part is not type(None))
             settings[keyword] = Setting(keyword, dotted, flag, kind, getattr(fields, name, ...), fields)
     return settings
-
-
-@cache
-def _hints(fields: type[Any]) -> Mapping[str, Any]:
-    return get_type_hints(fields, include_extras=True)
 
 
 @cache

@@ -21,6 +21,7 @@ from sambasim.ir.ranks import copied, ends_of, kept, of_ranks
 from sambasim.ir.types import DTYPE_BYTES, Symbol, SymbolKind, cut
 from sambasim.pef import PefDocument
 from sambasim.report.tables import Row, Table, table, text_table
+from sambasim.simulation.memory import least_memory
 from sambasim.units import counted, first_of, format_bytes
 
 _OPTIONS = ("compile_options", "data_source", "training_defaults", "metadata")
@@ -97,14 +98,14 @@ def _stages(program: Program) -> Iterator[Row]:
     if program.schedule is None:
         return
     for rank, part in enumerate(of_ranks(program)):
-        nodes, types, held_bytes = part.leading.nodes, part.leading.types(part.symbols), part.held_bytes
+        nodes, types = part.leading.nodes, part.leading.types(part.symbols)
         sent = [name for node in nodes if node.operator == "comm.send" for name in node.reads]
         parameter_of = {member.gradient: member.parameter for group in part.groups for member in group.members}
         copies = {copied(node): node for node in nodes}
-        training_bytes = held_bytes(SymbolKind.GRADIENT) + held_bytes(SymbolKind.OPTIMIZER_STATE)
+        sizes = least_memory(part).sizes
         yield Row(
             **{"rank": rank, "stages": list(program.schedule.stages_of(rank)), "operators": len(nodes)},
-            **{"parameter_bytes": held_bytes(SymbolKind.PARAMETER), "training_bytes": training_bytes},
+            **{name: sizes[name] for name in ("parameters_bytes", "gradients_bytes", "states_bytes")},
             sent_bytes=sum(types[name].size_bytes for name in sent),
             tied={parameter_of[name]: ends_of(node)[0] for name, node in copies.items() if name in parameter_of},
         )
@@ -180,7 +181,7 @@ _MOST_SYMBOLS = 40
 def inspection(facts: Row, *, everything: bool) -> RenderableType:
     tables: list[RenderableType] = [summary_table(facts)]
     if facts.stages:
-        sizes = "parameter_bytes:parameters, training_bytes:gradients and states, sent_bytes:sends a micro-batch"
+        sizes = "parameters_bytes, gradients_bytes, states_bytes, sent_bytes:sends a micro-batch"
         tables.append(table("pipeline", facts.stages, "rank, stages", f"operators, {sizes}"))
         tied = ((stage.rank, *pair) for stage in facts.stages for pair in stage.tied.items())
         said = "rank {} updates {}, whose gradient rank {} sends once a step"
@@ -231,7 +232,7 @@ def summary_table(facts: Row) -> Table:
 
 def _ranks_rows(facts: Row) -> Iterator[tuple[str, str]]:
     parameter = SymbolKind.PARAMETER.value
-    of_stages = [stage.parameter_bytes for stage in facts.stages]
+    of_stages = [stage.parameters_bytes for stage in facts.stages]
     of_rank = max(of_stages or [size.size_bytes for size in facts.sizes if size.kind == parameter], default=0)
     at_most, one_pass = (" at most", "micro-batch") if of_stages else ("", "pass")
     for axis in (axis for axis in facts.mesh if axis.name != DATA_PARALLEL):

@@ -13,7 +13,7 @@ from sambasim.report.tables import json_line, labelled, table
 from sambasim.simulation.memory import Choice, Choices, by_dtype, by_optimizer, by_zero, in_dtype
 from sambasim.units import counted, format_bytes, format_count
 
-_CHANGED, _KEPT = "total_bytes, change", "parameters_bytes, gradients_bytes, states_bytes"
+_CHANGED, _KEPT = "memory_bytes:total, change", "parameters_bytes, gradients_bytes, states_bytes"
 _SLICED = ("nothing", "states", "states, gradients", "states, gradients, parameters")
 
 LEFT_OUT = (
@@ -45,8 +45,7 @@ def _fields(choices: Choices, choice: Choice) -> dict[str, object]:
     memory = choices.estimate(choice)
     how = {"dtype": choice.dtype.name, "master_weights": choice.dtype.master, "recompute": choice.recompute}
     states = {"optimizer": choice.optimizer, "states_per_parameter": len(choice.states), "zero": choice.zero}
-    sizes = {"total": memory.total_bytes, **asdict(memory)}
-    return {**how, **states, **{f"{part}_bytes": size for part, size in sizes.items()}}
+    return {**how, **states, **memory.sizes}
 
 
 def memory_report(choices: Choices, asked: Choice) -> list[RenderableType]:

@@ -9,7 +9,6 @@ from rich.text import Text
 from sambasim.costs.price import Bound
 from sambasim.ir.mesh import DATA_PARALLEL, PIPELINE
 from sambasim.ir.schedule import ActionKind
-from sambasim.ir.types import SymbolKind
 from sambasim.report.analysis import NOT_VALIDATED, Analysis, advice_fields, advice_parts, step_or_forward
 from sambasim.report.devices import rank_fields
 from sambasim.report.tables import Curve, Row, Table, json_line, labelled, log_chart, table, text_table
@@ -24,7 +23,7 @@ _SHARES = ("busy", "messages", "idle")
 
 def step_record(step: PredictedStep) -> Row:
     """`batch_size`: of a replica in a micro-step; `predicted_efficiency`: see `PredictedStep`."""
-    first, fullest_bytes = step.first, max(rank.alone.need.size_bytes for rank in step.ranks)
+    first, fullest_bytes = step.first, max(memory.total_bytes for memory in step.memory)
     return Row(
         name=step.program.name,
         mesh=dict(step.mesh.sizes),
@@ -52,18 +51,14 @@ def step_record(step: PredictedStep) -> Row:
 
 
 def _ranks(step: PredictedStep) -> Iterator[Row]:
-    """Of the first replica, without ZeRO; `needed_bytes` with tensors between sections; shares of its passes."""
+    """Of the first replica; `activations_bytes` are tensors between sections; shares of its passes."""
     for at in step.placement.locations()[: step.program.ranks_of_replica]:
         position = step.mesh.coordinate(at.replica, PIPELINE)
-        alone, times = step.ranks[position].alone, step.times_of(position)
-        held_bytes = alone.program.held_bytes
+        times = step.times_of(position)
         yield Row(
             **rank_fields(at, step.mesh),
             stages=tuple(step.schedule.stages_of(position)),
-            parameter_bytes=held_bytes(SymbolKind.PARAMETER),
-            gradient_bytes=held_bytes(SymbolKind.GRADIENT),
-            state_bytes=held_bytes(SymbolKind.OPTIMIZER_STATE),
-            needed_bytes=alone.need.size_bytes,
+            **step.memory[position].sizes,
             **{f"predicted_{what}_share": getattr(times, f"{what}_s") / step.passes_s for what in _SHARES},
         )
 
@@ -88,7 +83,8 @@ def _axes(step: PredictedStep) -> Iterator[Row]:
 def ranks_table(step: PredictedStep) -> Table:
     places = zip(_ranks(step), step.placement.locations(), strict=False)
     rows = [rank.model_dump() | {"mesh": step.mesh.place(at.replica), "where": str(at)} for rank, at in places]
-    sizes = "parameter_bytes:parameters, gradient_bytes:gradients, state_bytes:states, needed_bytes:memory"
+    kept = "parameters_bytes, gradients_bytes, states_bytes, buffers_bytes"
+    sizes = f"{kept}, activations_bytes:between sections, memory_bytes:memory"
     shares = "predicted_busy_share:busy, predicted_messages_share:messages, predicted_idle_share:idle"
     return table("ranks of a replica", rows, "rank, mesh, where, stages", f"{sizes}, {shares}")
 
@@ -175,7 +171,7 @@ def _one_rank_fields(analysis: Analysis, scaling: Sequence[Mapping[str, object]]
         "level": facts.level,
         **{name: getattr(alone, name) for name in ("batch_size", "predicted_s", "device_s", "host_s")},
         "predicted_samples_per_s": alone.samples_per_s,
-        "needed_bytes": alone.need.size_bytes,
+        **alone.need.memory.sizes,
         "capacity_bytes": alone.budget.capacity_bytes,
         "slow_bytes": alone.tiers.slow_bytes,
         "micro_steps": alone.micro_steps,

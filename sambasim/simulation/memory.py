@@ -22,7 +22,7 @@ from functools import cache
 from itertools import accumulate, chain, product
 from typing import TypeAlias
 
-from sambasim.costs.fit import Need, reside
+from sambasim.costs.fit import Memory, Need, reside
 from sambasim.costs.work import Row, Work, stage_ranges
 from sambasim.ir.dataflow import groups_of, is_view, pass_and_update, spans_of_actions
 from sambasim.ir.graph import MADE_AGAIN, Graph, Node, SectionKind
@@ -36,29 +36,10 @@ RECOMPUTE = ("none", "sections", "full")
 Regions: TypeAlias = frozenset[tuple[str, str]]  # names of groups, each with "parameter" or "gradient"
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of one rank, by part."""
-
-    parameters: int = 0
-    gradients: int = 0
-    states: int = 0
-    activations: int = 0
-    temporaries: int = 0
-    buffers: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        in_passes = self.activations + self.temporaries
-        return self.parameters + self.gradients + self.states + in_passes + self.buffers
-
-
 def need_of(program: Program, work: Work, samples: int | None = None, row: Row = None) -> Need:
     """Of the leading graph, with the fewest replicas that may run it."""
     graph, kinds = program.leading, (SymbolKind.GRADIENT, SymbolKind.BUFFER)
     excluded = frozenset(output.value for output in graph.outputs if program.symbols[output.symbol].kind in kinds)
-    replicas = program.world_size * program.chips
-    kept = memory_of(program, samples=samples, replicas=replicas, passes=program.micro_batches)
     in_pass, _ = pass_and_update(graph)
     residency = reside(work, stage_ranges(work, [section.stop for section in in_pass]), excluded)
     between_bytes = residency.size_bytes
@@ -66,7 +47,13 @@ def need_of(program: Program, work: Work, samples: int | None = None, row: Row =
         spans = spans_of_actions(in_pass)
         runs = (spans[action.kind, action.stage] for action in row if (action.kind, action.stage) in spans)
         between_bytes = max([between_bytes, *residency.taken_bytes(runs)])
-    return Need(kept.total_bytes, residency, between_bytes)
+    return Need(replace(least_memory(program, samples), activations=between_bytes), residency)
+
+
+def least_memory(program: Program, samples: int | None = None) -> Memory:
+    """`memory_of` with the fewest replicas that may run it, of which each keeps the most."""
+    replicas = program.world_size * program.chips
+    return memory_of(program, samples=samples, replicas=replicas, passes=program.micro_batches)
 
 
 def divided_by(zero: int, replicas: int, passes: int) -> dict[str, int]:

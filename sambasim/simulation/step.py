@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from sambasim.costs.fit import Memory
 from sambasim.hardware.placement import Placement
 from sambasim.ir.dataflow import pass_and_update, spans_of_actions
 from sambasim.ir.graph import Section, SectionKind
@@ -14,6 +15,7 @@ from sambasim.ir.schedule import Action, ActionKind, Schedule, make, timeline
 from sambasim.ir.schedule import Span as ActionSpan
 from sambasim.ir.types import SymbolKind
 from sambasim.simulation.alone import MODEL_KINDS, RankAlone
+from sambasim.simulation.memory import memory_of
 from sambasim.simulation.scaling import Span, SyncedRank, Track, on_links, with_sync
 from sambasim.simulation.sync import SyncPath, Traffic, copies_of, gathered_in_passes, traffic_of
 
@@ -238,6 +240,17 @@ class PredictedStep:
     @property
     def replicas(self) -> int:
         return self.mesh.size(DATA_PARALLEL) // self.program.chips
+
+    @cached_property
+    def memory(self) -> tuple[Memory, ...]:
+        """Of each rank along pp; `activations` are tensors between sections. RDUs that sync update slices."""
+        by_rdu, copies = self.path is SyncPath.RDU, self.mesh.size(DATA_PARALLEL)
+        passes, found = self.micro_steps * self.program.micro_batches, list[Memory]()
+        for alone in (rank.alone for rank in self.ranks):
+            program = replace(alone.program, zero=max(alone.program.zero, int(by_rdu)))
+            kept = memory_of(program, samples=alone.batch_size, replicas=copies, passes=passes)
+            found.append(replace(kept, activations=alone.need.between_bytes))
+        return tuple(found)
 
     @property
     def batch_size(self) -> int:

@@ -180,7 +180,7 @@ def test_the_device_that_is_named_cuts_the_sections_too(tmp_path: Path) -> None:
     printed("compile", "--config", str(emitted), "--check", "0", *folder)
     simulated = record("simulate", "char_gpt", *folder, "--replicas", "1")
     assert best["predicted_step_s"] == pytest.approx(simulated["predicted_s"])
-    assert best["memory_bytes"] == simulated["needed_bytes"]
+    assert best["memory_bytes"] == simulated["memory_bytes"]
 
 
 def _device(folder: Path, capacity_bytes: str = "1_099_511_627_776") -> str:

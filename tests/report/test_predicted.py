@@ -5,6 +5,7 @@ import csv
 import io
 import json
 from collections import Counter
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sambasim.costs.fit import Memory
 from sambasim.errors import OptionError
 from sambasim.hardware.budget import budget_of
 from sambasim.hardware.placement import Placement
@@ -128,8 +130,12 @@ def test_ranks_are_where_a_run_places_them_and_hold_what_inspect_says(mesh_pef: 
         assert min(shares) > 0
     assert sum(rank.predicted_idle_share for rank in ranks) / 4 == pytest.approx(record.predicted_idle_share)
     for stage, rank in zip(contents(mesh_pef, read(mesh_pef)).stages, ranks[::2], strict=True):
-        assert rank.parameter_bytes == stage.parameter_bytes
-        assert rank.gradient_bytes + rank.state_bytes == stage.training_bytes
+        assert rank.parameters_bytes == stage.parameters_bytes
+        assert rank.gradients_bytes == stage.gradients_bytes
+        assert rank.states_bytes == pytest.approx(
+            stage.states_bytes / 2, rel=0.05
+        )  # two replicas, where one may run it
+        assert rank.memory_bytes == sum(getattr(rank, f"{part}_bytes") for part in asdict(Memory()))
 
 
 def test_bytes_go_over_the_link_between_the_ranks(program: Program) -> None:
@@ -258,8 +264,10 @@ def test_a_page_has_the_figures_of_simulate(mesh_pef: Path, page: Page) -> None:
     assert any(priced_in in word for word in page.words)
     for rank in line["each_rank"]:
         at = cells.index(f"dp 0, pp {rank['coordinates']['pp']}, tp {rank['coordinates']['tp']}")
-        row = cells[at - 1 : at + 10]
-        sizes = [rank[f"{what}_bytes"] for what in ("parameter", "gradient", "state", "needed")]
+        row = cells[at - 1 : at + 12]
+        sizes = [
+            rank[f"{what}_bytes"] for what in ("parameters", "gradients", "states", "buffers", "activations", "memory")
+        ]
         shares = [rank[f"predicted_{what}_share"] for what in ("busy", "messages", "idle")]
         assert row[4:] == [*map(format_bytes, sizes), *(f"{share:.1%}" for share in shares)]
         (terminal,) = (words for words in shown if row[1] in words)

@@ -81,9 +81,9 @@ def parts_of_ranks(prediction: Prediction) -> list[ui.Part]:
     step = prediction.on_a_node(SyncPath.RDU)
     record = step_record(step)
     ranks = (
-        "The ranks of the first replica; others are alike. Parameters, gradients and states are those of the rank's "
-        "stages and parts of tensors, without ZeRO; memory includes tensors between sections. The shares are of its "
-        "time in passes: on the device or the host, in messages, and waiting for other stages."
+        "The ranks of the first replica; others are alike. Memory is that of the rank's stages and parts of tensors, "
+        "with ZeRO; activations are tensors between sections. The shares are of its time in passes: on the device or "
+        "the host, in messages, and waiting for other stages."
     )
     axes = (
         "Bytes are those that all ranks of a replica receive in a step; over host links, also those that they send. "
@@ -95,13 +95,13 @@ def parts_of_ranks(prediction: Prediction) -> list[ui.Part]:
 
 
 def _summary(step: PredictedStep, record: Row) -> ui.Part:
-    most = max(record.each_rank, key=lambda rank: rank.needed_bytes)
+    most = max(record.each_rank, key=lambda rank: rank.memory_bytes)
     capacity, replicas = format_bytes(step.alone.budget.capacity_bytes), counted(step.replicas, "replica")
     figures = [
         ("step", format_seconds(step.predicted_s), f"{record.ranks} ranks: {step.mesh}"),
         ("throughput", plain_rate(step.samples_per_s), f"samples/s, by {replicas}"),
         ("idle", f"{step.idle_share:.1%}", "of the ranks' time in passes"),
-        ("memory", format_bytes(most.needed_bytes), f"of {capacity}, the most: rank {most.rank}"),
+        ("memory", format_bytes(most.memory_bytes), f"of {capacity}, the most: rank {most.rank}"),
     ]
     if step.path is not None:
         hidden = f"{format_seconds(step.synced.hidden_sync_s)} more overlap with passes"

@@ -16,9 +16,10 @@ from itertools import pairwise
 from math import sqrt
 from operator import add
 
+from sambasim.costs.fit import Memory
 from sambasim.hardware.placement import Placement, place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-from sambasim.simulation.memory import Memory, divided_by
+from sambasim.simulation.memory import divided_by
 from sambasim.simulation.planning.one_rank import ByDtype, Layer, OneRank, Ranks, joined
 from sambasim.simulation.planning.strategy import BY_HOST, Priced, Strategy, Terms, rdus_of, shortage
 from sambasim.simulation.scaling import spread_of

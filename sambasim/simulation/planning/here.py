@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import inf
 
+from sambasim.costs.fit import Memory
 from sambasim.costs.price import SectionPrice
 from sambasim.costs.work import work_of
 from sambasim.errors import OptionError
@@ -32,7 +33,7 @@ from sambasim.ir.schedule import Action, ActionKind, Schedule, in_flight, make
 from sambasim.ir.types import SymbolKind, TensorType
 from sambasim.simulation.alone import TimedSection, price_alone
 from sambasim.simulation.machine import Machine, PassTimes, Rates, between
-from sambasim.simulation.memory import Memory, memory_of, pass_memory
+from sambasim.simulation.memory import memory_of, pass_memory
 from sambasim.simulation.planning.search import Goal, Plan, order
 from sambasim.simulation.planning.strategy import Priced, Space, Strategy, Terms, shortage
 from sambasim.simulation.scaling import by_rdu

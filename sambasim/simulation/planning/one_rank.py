@@ -14,6 +14,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate, chain, cycle, islice, pairwise
 from typing import Any, Protocol, TypeAlias
 
+from sambasim.costs.fit import Memory
 from sambasim.costs.price import alone_s
 from sambasim.costs.work import Work, at_batch_size, stage_ranges, work_of
 from sambasim.errors import SambasimError
@@ -27,7 +28,7 @@ from sambasim.ir.program import Program
 from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.alone import RankAlone, price_alone
 from sambasim.simulation.machine import mixed
-from sambasim.simulation.memory import Memory, memory_of
+from sambasim.simulation.memory import memory_of
 from sambasim.simulation.planning.strategy import Strategy, roomy
 from sambasim.simulation.scaling import slowest_s_of
 from sambasim.simulation.sync import Traffic, traffic_of

@@ -8,11 +8,11 @@ from functools import lru_cache
 from heapq import nsmallest
 
 from sambasim.costs.cut import Level
+from sambasim.costs.fit import Memory
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.budget import load_calibration
 from sambasim.hardware.placement import place
 from sambasim.hardware.spec import ClusterSpec, DeviceSpec
-from sambasim.simulation.memory import Memory
 from sambasim.simulation.planning.estimate import Estimator
 from sambasim.simulation.planning.one_rank import ByDtype
 from sambasim.simulation.planning.purchase import Training, Wanted

@@ -7,18 +7,18 @@ which ranks fill at most the cluster, and passes the global batch exactly; chips
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import product
 from math import isqrt
 from typing import Literal, TypeAlias
 
 from sambasim.costs.cut import Level
+from sambasim.costs.fit import Memory
 from sambasim.hardware.budget import Budget
 from sambasim.hardware.placement import Placement
 from sambasim.ir.program import Program
 from sambasim.ir.schedule import SCHEDULES
 from sambasim.simulation.alone import price_ranks
-from sambasim.simulation.memory import RECOMPUTE, Memory, memory_of
+from sambasim.simulation.memory import RECOMPUTE
 from sambasim.simulation.step import step_of
 from sambasim.simulation.sync import SyncPath, Wire
 from sambasim.units import counted, format_bytes
@@ -168,7 +168,7 @@ class Space:
                 yield replace(shape, samples=samples, passes=passes)
 
     def _variants(self, strategy: Strategy) -> Iterator[Strategy]:
-        schedules, levels = ["1f1b"], range(4) if strategy.copies > 1 else (1,)
+        schedules, levels = ["1f1b"], (1, 2, 3) if strategy.copies > 1 else (1,)
         if strategy.stages > 1:
             is_even = strategy.passes % strategy.stages == 0
             schedules = [name for name in SCHEDULES if name != "interleaved-1f1b" or is_even]
@@ -267,13 +267,11 @@ def price(strategy: Strategy, program: Program, level: Level, budget: Budget, pl
     if strategy.ranks_of_replica == 1 and priced[0].tiers.rest:  # other sections may be faster then
         priced = price_ranks(program, limitless, samples, steps, level)
     step = step_of(program, priced, placement, strategy.path)
-    sized = partial(memory_of, samples=samples, replicas=strategy.copies, passes=strategy.passes)
-    memory = tuple(replace(sized(rank.program), activations=rank.need.between_bytes) for rank in priced)
     slowest = max(range(len(step.ranks)), key=lambda at: step.times_of(at).busy_s)
     times = step.times_of(slowest)
     received = sum(times.messages.values(), times.gathered + step.ranks[slowest].synced.moved)
     messages_s = sum(traffic.predicted_s for traffic in times.messages.values())
     terms = Terms(times.device_s, times.host_s, messages_s, times.idle_s, times.update_s, times.exposed_sync_s)
     rdus, capacity_bytes = rdus_of(placement), budget.capacity_bytes
-    problem = shortage(memory, capacity_bytes)
-    return Priced(strategy, rdus, terms, memory, capacity_bytes, received.received_bytes, True, problem)
+    problem = shortage(step.memory, capacity_bytes)
+    return Priced(strategy, rdus, terms, step.memory, capacity_bytes, received.received_bytes, True, problem)
