@@ -1,5 +1,6 @@
-"""One rank by itself, section by section. GRADNORM reads all gradients once, in bf16; OPT reads gradients in bf16,
-reads and writes weights and states in float32, and weights in bf16 too. Host time does not overlap with the device."""
+"""One rank by itself, section by section. GRADNORM reads all gradients once, in bf16. OPT reads and writes what
+`simulation/memory.py` counts: gradients are read alone, weights that have masters written alone. Host time does not
+overlap with the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from sambasim.ir.types import DTYPE_BYTES, SymbolKind
 from sambasim.simulation.memory import need_of
 
 _NOTHING = Load(0, 0, 0, 0, 0, 0, 1, 1, ())
-_WIDE_BYTES, _NARROW_BYTES = DTYPE_BYTES["float32"], DTYPE_BYTES["bfloat16"]
+_NARROW_BYTES = DTYPE_BYTES["bfloat16"]
 
 MODEL_KINDS = (SectionKind.FWD, SectionKind.BCKWD)
 
@@ -170,12 +171,14 @@ def sliced(rank: RankAlone, replicas: int) -> RankAlone:
         load = Load(read_bytes, 0, 0, read_bytes, 0, 0, 1, 1, ())
         sections.append(_timed(SectionKind.GRADNORM, "gradnorm", load, slowed(budget, tiers.rest)))
     for group in program.groups:
-        states = sum(state != MASTER for state in program.optimizers[group.optimizer].states)  # priced as the weights
-        numel = group.numel // replicas
-        each_way_bytes = numel * (_NARROW_BYTES + (1 + states) * _WIDE_BYTES)
-        of_states = states * _WIDE_BYTES * numel / each_way_bytes if numel else 0.0
+        optimizer = program.optimizers[group.optimizer]
+        each = {region: DTYPE_BYTES[group.region_type(region).dtype] for region in optimizer.regions}
+        numel, whole = group.numel // replicas, sum(each.values())
+        read_bytes = numel * (whole - (each["parameter"] if MASTER in each else 0))
+        written_bytes = numel * (whole - each["gradient"])
+        of_states = 2 * numel * sum(each[state] for state in optimizer.states) / max(read_bytes + written_bytes, 1)
         rate = slowed(budget, of_states * tiers.states + (1 - of_states) * tiers.rest)
-        load = Load(each_way_bytes, each_way_bytes, 0, each_way_bytes, 0, 0, 1, 1, ())
+        load = Load(read_bytes, written_bytes, 0, read_bytes, 0, 0, 1, 1, ())
         sections.append(_timed(SectionKind.OPT, group.name, load, rate))
     return replace(rank, update=tuple(sections))
 

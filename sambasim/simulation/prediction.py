@@ -83,7 +83,7 @@ def predict(
     return Prediction(program, device, tiles, level, cluster, steps)
 
 
-PRICED_IN = "priced in bf16, whatever dtype the PEF has or --wire sends; losses and optimizer states in float32"
+PRICED_IN = "priced in bf16, whatever dtype the PEF has or --wire sends; losses in float32, updates as kept in memory"
 
 
 def backing_of(device: DeviceSpec, replicas: int = 1) -> str:

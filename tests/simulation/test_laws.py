@@ -27,11 +27,15 @@ SN30 = load_device("sn30")
 
 
 def compiled(
-    make: Callable[[], nn.Module], *shape: int, inference: bool = False, max_grad_norm: float | None = None
+    make: Callable[[], nn.Module],
+    *shape: int,
+    inference: bool = False,
+    max_grad_norm: float | None = None,
+    **build: Any,
 ) -> Program:
     optimizer = OptimizerOptions(name="adamw", max_grad_norm=max_grad_norm)
     training = TrainingOptions(batch_size=shape[0])
-    options = CompileOptions(optimizer=optimizer, training=training, pef_name="net", inference=inference)
+    options = CompileOptions(optimizer=optimizer, training=training, pef_name="net", inference=inference, **build)
     return compile_shapes(make, lambda _: Example({"x": torch.zeros(shape)}, False), options)
 
 
@@ -146,6 +150,19 @@ def test_each_level_is_no_slower_than_the_one_before_and_its_parts_add_up(
             assert section.unit_share > 0 or not section.load.product_flops
             assert section.chip_share <= 1 or section.load.stages == 1
         assert any(section.chip_share > 0 for section in step.sections)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "master_weights", "each"), [("fp32", False, 28), ("bf16", True, 28), ("bf16", False, 14)]
+)
+def test_an_update_moves_what_memory_holds(dtype: str, master_weights: bool, each: int) -> None:
+    made = partial(Made, _tanh, layers=nn.ModuleList([nn.Linear(64, 64)]))
+    rank = _step(compiled(made, 8, 64, dtype=dtype, master_weights=master_weights))
+    numel, kept = sum(group.numel for group in rank.program.groups), rank.need.memory
+    assert sum(update.load.traffic_bytes for update in rank.update) == each * numel
+    unread_bytes = 2 * numel if master_weights else 0  # weights, which are rounded from masters
+    read_bytes = sum(update.load.read_bytes for update in rank.update)
+    assert read_bytes == kept.parameters + kept.gradients + kept.states - unread_bytes
 
 
 def test_hbm_that_is_too_small_leaves_states_to_ddr() -> None:
