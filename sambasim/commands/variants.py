@@ -296,7 +296,7 @@ def training_shapes(options: CompileOptions, on_phase: OnPhase = lambda phase: N
     except (CaptureError, ModelError):
         dtype = "float32"
         try:
-            program, model = captured_from_options(options, on_phase, quick=True)
+            program, model = captured_from_options(options, quick=True)  # its phases were told above
         except CaptureError:  # a capture as by `compile` names lines
             program, model = captured_from_options(options, on_phase)
     program = replace(program, evaluation=Graph("evaluation", (), (), (), {}), single=None)

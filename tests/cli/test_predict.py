@@ -12,7 +12,7 @@ import pytest
 from sambasim.errors import MachineError, OptionError
 from sambasim.hardware.spec import cluster_names, device_names, load_device
 from sambasim.units import format_seconds
-from tests.cli.typed import each, printed, record, refused
+from tests.cli.typed import each, invoked, printed, record, refused
 from tests.pef.samples import write_sample
 from tests.support.cluster import write_cluster
 from tests.support.whole import whole
@@ -316,3 +316,10 @@ def test_a_pef_whose_replicas_have_several_ranks(mesh_pef: Path, tmp_path: Path)
     assert "has one replica" in refused("devices", *alone, "--replicas", "2").what
     farm = str(write_cluster(tmp_path, rdus_per_node=3, nodes=2))
     assert "8 ranks, and farm holds at most 6" in refused("devices", *pef, "--replicas", "2", "--cluster", farm).what
+
+
+def test_a_model_that_cannot_be_built_is_told_without_repeating_a_phase(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    result = invoked("estimate-memory", f"{tmp_path}/net.py:Net")
+    assert result.stderr.splitlines() == ["build the model …"]
+    assert f"{tmp_path}/net.py has no Net" in str(result.exception)
