@@ -146,6 +146,9 @@ def _kind(name: str, output_folder: Path) -> _Kind:
         except OptionError:
             what = f"there is nothing called {name}: no folder, no file and no PEF"
             raise OptionError(what, where=f"seen from {Path.cwd()}", remedy="sambasim compare --help") from None
+    if path.suffix in (".py", ".toml"):
+        remedy = f"with a PEF: sambasim verify PEF --against {path.with_suffix('.py')}:NAME"
+        raise OptionError(f"{name} is the source of a model, and only results are compared", remedy=remedy)
     if not path.is_dir():
         named = dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _Kind.SAVED)
         named |= dict.fromkeys((".jsonl", ".csv"), _Kind.METRICS)

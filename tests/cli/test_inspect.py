@@ -173,9 +173,11 @@ def test_steps_choose_what_is_compared() -> None:
         (("logreg", "a"), "logreg is a PEF, and a is the digests of a run"),
         (("a.safetensors", "b.safetensors", "--steps", "3"), "--steps is for runs, and a.safetensors is a file"),
         (("a", "b", "--steps", "3-2"), '--steps "3-2": '),
+        (("a.safetensors", "net.py"), "net.py is the source of a model, and only results are compared"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(arguments: tuple[str, ...], what: str) -> None:
+    Path("net.py").touch()
     error = refused("compare", *arguments)
     assert error.what.startswith(what)
     assert error.exit_code == 2
