@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sambasim.cli import shared
-from sambasim.errors import InternalError, Interrupted, LaunchError, MachineError, OptionError, exit_code, say, say_json
+from sambasim.errors import InternalError, Interrupted, MachineError, OptionError, exit_code, say, say_json
 from sambasim.options.fields import COMPILE_FLAGS, RUN_FLAGS
 from sambasim.options.flag import MODEL, TRAINING
-from sambasim.runtime.machine.launcher import find_launcher, mpirun_instead
+from sambasim.runtime.machine.launcher import check_compiles_alone, find_launcher, mpirun_instead
 from sambasim.terminal.output import phases, report_error, scores, show, survive_closed_stdout
 from sambasim.units import format_bytes, format_seconds
 
@@ -49,10 +49,7 @@ def compile_command(
       sambasim compile configs/char_gpt.toml --set optimizer.lr=3e-4
       sambasim compile net.py:Net --data net.py:samples --loss cross_entropy --optimizer adamw --lr 3e-4 -b 32
     """
-    launcher = find_launcher()
-    if launcher and launcher.world_size > 1:
-        what = f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process"
-        raise LaunchError(what, remedy="sambasim compile … without mpirun; -ws says the smallest number of replicas")
+    check_compiles_alone()
     from sambasim.options.compile import compile_options
 
     options = compile_options(config, model, overrides, flags)

@@ -47,6 +47,12 @@ def summary(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
+def missing_remedy(error: BaseException) -> str | None:
+    """What to do about a module that user code imports and that is missing; None for another error."""
+    lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f"install {lacking}, or run where it can be imported" if lacking else None
+
+
 def load_object(target: str, what: str) -> object:
     """The object that a target names; a file is loaded once. `what` is its purpose: "model", "loss", "optimizer",
     "metric", "callback", "data source" or "collate function". Raises the error of it, with the user's file and line if
@@ -61,11 +67,24 @@ def load_object(target: str, what: str) -> object:
     except SambasimError:
         raise
     except (Exception, SystemExit) as raised:
-        lacking = raised.name if isinstance(raised, ModuleNotFoundError) else None
-        remedy = f"install {lacking}, or run where it can be imported" if lacking else "correct that line"
         what = f"the {what} {target}: its module raised {summary(raised)}"
+        remedy = _by_package(module_name, name, raised) or missing_remedy(raised) or "correct that line"
         raise error(what, where=user_line(raised), remedy=remedy) from raised
     return _attribute(module, name, target, what, error)
+
+
+def _by_package(module_name: str, name: str, error: BaseException) -> str | None:
+    """What to do if a file, which was loaded alone, imports from its own package; None otherwise."""
+    if not (module_name.endswith(".py") and isinstance(error, ImportError)):
+        return None
+    path = Path(os.path.abspath(Path(module_name).expanduser()))
+    folder, module = path.parent.parent, f"{path.parent.name}.{path.stem}"
+    while (folder / "__init__.py").exists():
+        folder, module = folder.parent, f"{folder.name}.{module}"
+    if "relative import" not in str(error) and error.name != module.partition(".")[0]:
+        return None
+    here = "" if folder == Path.cwd() else f"cd {os.path.relpath(folder)}, and "
+    return f"{here}name it by its package: {module}:{name}"
 
 
 def load_function(target: str, what: str) -> Callable[..., object]:

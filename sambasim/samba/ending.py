@@ -3,6 +3,7 @@
     what escaped          what is printed                                      exit code
     an error of sambasim  `error[code]: ...`, and the user's line              that of its family
     errors in `_ERRORS`   the same                                             2
+    a missing package     the same                                             2
     KeyboardInterrupt     `interrupted`                                        130
     SystemExit            what Python prints                                   what the script chose
     anything else         the traceback from the script's first frame on       1
@@ -24,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-from sambasim.data.user_code import user_line
+from sambasim.data.user_code import missing_remedy, summary, user_line
 from sambasim.errors import LaunchError, MachineError, OptionError, SambasimError, exit_code, say
 from sambasim.runtime.machine.communicator import Communicator
 from sambasim.runtime.machine.launcher import find_launcher, launched_rank
@@ -74,10 +75,13 @@ place. They are looked up once they have escaped from the script, because the ap
 
 
 def translated(error: BaseException) -> BaseException:
-    """The error of sambasim that `_ERRORS` has for `error`, with the app's line; or `error` itself."""
+    """The error of sambasim that `_ERRORS` has for `error`, or for a missing package, with the app's line; or `error`
+    itself."""
     for texts, (kind, what, remedy) in _ERRORS.items():
         if isinstance(error, Exception) and any(text in str(error) for text in texts):
             return kind(what, where=user_line(error), remedy=remedy).with_traceback(error.__traceback__)
+    if not isinstance(error, SambasimError) and (missing := missing_remedy(error)):
+        return MachineError(f"the app raised {summary(error)}", where=user_line(error), remedy=missing)
     return error
 
 

@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 
 from sambasim.cli import apps
 from sambasim.cli.main import sambasim
-from sambasim.errors import OptionError
+from sambasim.errors import LaunchError, OptionError
 from sambasim.samba import process
+from sambasim.samba.utils.argparser import parse_app_args
 from tests.cli.typed import invoked, refused
 
 MPIRUN = "/mpi/bin/mpirun"
@@ -156,6 +157,9 @@ def _check(folder: Path, script: str, *flags: str) -> Result:
     return invoked("app", *flags, str(folder / "app.py"))
 
 
+_NO_MODULE = "the app raised ModuleNotFoundError: No module named"
+
+
 @pytest.mark.parametrize(
     ("script", "exit_code", "findings", "said"),
     [
@@ -167,6 +171,7 @@ def _check(folder: Path, script: str, *flags: str) -> Result:
         ("print('nothing')", 2, 0, ("option", "app.py took no step, so there is nothing to check")),
         (STEP + "raise ValueError('of the app')", 1, 0, ("app", "ValueError: of the app")),
         (STEP + "raise RuntimeError('of the app')", 1, 0, ("app", "RuntimeError: of the app")),
+        ("import torchvisionn", 2, 0, ("machine", f"{_NO_MODULE} 'torchvisionn'")),
         (STEP + "raise SystemExit(7)", 7, 0, ("app", "SystemExit: 7")),
     ],
 )
@@ -193,3 +198,10 @@ def test_a_compile_is_not_checked_and_writes_nothing(tmp_path: Path) -> None:
     assert result.exit_code == OptionError.exit_code
     assert "app.py compile takes no step" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["app.py"]
+
+
+def test_the_compile_of_an_app_by_several_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    with pytest.raises(LaunchError, match="started 2 ranks, but a PEF is compiled by one process"):
+        parse_app_args(["compile", "--data-parallel"])

@@ -64,6 +64,9 @@ def test_a_neighbour_can_be_imported_while_loading_and_later(folder: Path) -> No
         ("net.py:Nett", "model", "the model net.py:Nett: {folder}/net.py has no Nett\n  try:   did you mean Net?"),
         ("needs.py:Net", "model", "try:   install torchvisionn, or run where it can be imported"),
         ("package.needs:Net", "model", "where: {folder}/package/needs.py:1: import package.gone"),
+        ("inner/relative.py:Net", "model", "try:   name it by its package: inner.relative:Net"),
+        ("inner/deep/own.py:Net", "model", "try:   name it by its package: inner.deep.own:Net"),
+        ("inner/deep.py:Net", "model", "try:   install torchvisionn, or run where it can be imported"),
         ("raises.py:Net", "model", "where: {folder}/raises.py:3: return 1 / 0"),
         ("broken.py:Net", "model", "where: {folder}/broken.py:2: class Net(:"),
         ("exits.py:Net", "data source", "where: {folder}/exits.py:2: sys.exit(1)"),
@@ -73,6 +76,11 @@ def test_what_cannot_be_found_is_reported(folder: Path, target: str, what: str, 
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("")
     (folder / "package" / "needs.py").write_text("import package.gone\n")
+    (folder / "inner" / "deep").mkdir(parents=True)
+    (folder / "inner" / "__init__.py").write_text("")
+    (folder / "inner" / "relative.py").write_text("from .layers import Layer\n")
+    (folder / "inner" / "deep" / "own.py").write_text("from inner.layers import Layer\n")
+    (folder / "inner" / "deep.py").write_text("import torchvisionn\n")
     (folder / "net.py").write_text("class Net: pass\n")
     (folder / "needs.py").write_text("# a comment\nimport torchvisionn\n")
     (folder / "raises.py").write_text("import json\ndef f():\n    return 1 / 0\njson.loads('1')\nf()\n")

@@ -107,6 +107,14 @@ def library_name(version: str) -> str:
     return " ".join(word[1:] if word[0] == "v" and word[1:2].isdigit() else word for word in words)
 
 
+def check_compiles_alone() -> None:
+    """Raises LaunchError if this process, which is to compile, is one of several ranks."""
+    launcher = find_launcher()
+    if launcher and launcher.world_size > 1:
+        what = f"{launcher.name} started {launcher.world_size} ranks, but a PEF is compiled by one process"
+        raise LaunchError(what, remedy="compile without mpirun; -ws says the smallest number of replicas")
+
+
 def mpirun_instead(environ: Mapping[str, str], executable: Path, arguments: Sequence[str]) -> list[str] | None:
     """The command that must replace this process if torchrun started several: mpirun with `arguments` in the first,
     nothing in the others; None otherwise. Raises LaunchError for several nodes, and without an mpirun."""

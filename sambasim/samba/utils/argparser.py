@@ -14,7 +14,7 @@ import torch.distributed as dist
 import yaml
 
 from sambasim.errors import LaunchError, OptionError, failing_with
-from sambasim.runtime.machine.launcher import find_launcher
+from sambasim.runtime.machine.launcher import check_compiles_alone, find_launcher
 from sambasim.runtime.machine.process import bring_up, bring_up_on_demand, take_down
 from sambasim.samba.ending import communicator
 from sambasim.samba.flags import COMMANDS, COMPILE, FLAGS, MEASURING, RUN, TEST, WITH_PEF
@@ -197,6 +197,8 @@ def _enter(arguments: Arguments) -> None:
     if "enable_stoc_rounding" in given and not rounds:
         arguments.enable_stoc_rounding = False
         say_once("--enable-stoc-rounding", "only optimizer steps with --dtype bf16 round stochastically")
+    if command == COMPILE:
+        check_compiles_alone()
     launcher, context = find_launcher(), current()
     context.command, context.arguments = command, arguments
     arguments.parsed_batch_size = None if "batch_size" in arguments.parser.of_app else arguments.batch_size
